@@ -1,7 +1,7 @@
 """corral: run bash commands in a place, through one seam, whatever the place is.
 
-This package is the seam: the abstract `BashExecutor`, the words it speaks, its errors, and the lookup of backends.
-It runs nothing by itself and depends on nothing.
+This package is the seam: the abstract `BashExecutor`, the words it speaks, its errors, and the lookup of
+backends. It runs nothing by itself and depends on nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from ._errors import (
 from ._executor import BashExecutor
 from ._registry import BackendFactory, BackendInfo, backends, load_backend
 from ._resolve import require_spec, resolve_request
-from ._task import BashTask, TaskRecord
+from ._task import BashTask, BashTaskListener, TaskRecord
 from ._vocabulary import (
     BashExecRequest,
     BashExecSpec,
     BashRunResult,
     BashTaskId,
-    BashTaskListener,
     BashTaskRead,
     CollectedOutput,
     EndReason,

@@ -1,8 +1,8 @@
 """Abort signals: how a caller asks for a command to be stopped.
 
-An `AbortController` is kept by whoever may abort; its `AbortSignal` is handed to whoever must listen. Everything
-here may be used from any thread and from a Python signal handler. Callbacks run in the thread that aborts, at the
-moment of the abort: one that touches an event loop uses `loop.call_soon_threadsafe`.
+An `AbortController` is kept by whoever may abort; its `AbortSignal` is handed to whoever must listen.
+Everything here may be used from any thread and from a Python signal handler. Callbacks run in the thread that
+aborts, at the moment of the abort: one that touches an event loop uses `loop.call_soon_threadsafe`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class _Outcome(NamedTuple):
 class _Latch:
     """The state behind a signal. Goes from unset to set once, and then calls what was registered.
 
-    A latch with `sources` is set as soon as one of them is. It registers itself with them only while somebody is
-    registered with it, so a long-lived signal does not collect one entry for each `any()` ever made from it.
-    Sources never have sources themselves, and the lock of a source is only ever taken inside the lock of the
-    latch that watches it, never the other way round. No lock is held while a callback runs.
+    A latch with `sources` is set as soon as one of them is. It registers itself with them only while somebody
+    is registered with it, so a long-lived signal does not collect one entry for each `any()` ever made from
+    it. Sources never have sources themselves, and the lock of a source is only ever taken inside the lock of
+    the latch that watches it, never the other way round. No lock is held while a callback runs.
 
     The locks are reentrant, and every registration is entered before the state is looked at, because a Python
     signal handler may abort in the middle of any method here, in the same thread.
@@ -111,8 +111,8 @@ class _Latch:
 class AbortSignal:
     """The read side of an abort: tells whether, why, and the moment when.
 
-    Made by an `AbortController`, by `AbortSignal.timeout` or by `AbortSignal.any`, never directly. Once aborted, a
-    signal stays aborted. Two signals are equal only when they are the same object.
+    Made by an `AbortController`, by `AbortSignal.timeout` or by `AbortSignal.any`, never directly. Once
+    aborted, a signal stays aborted. Two signals are equal only when they are the same object.
     """
 
     __slots__ = ("__weakref__", "_latch")
@@ -133,10 +133,10 @@ class AbortSignal:
     def on_abort(self, callback: Callable[[], None]) -> Disposer:
         """Have `callback` called when this signal is aborted; at once, before this returns, if it already is.
 
-        It is called at most once, synchronously, in the thread that aborts; callbacks are called in the order in
-        which they were registered. One that raises is logged (logger `corral`) and does not stop the others.
-        Returns the disposer that takes the callback back: after it has returned, the callback is not started any
-        more (one that is running in another thread is not waited for).
+        It is called at most once, synchronously, in the thread that aborts; callbacks are called in the order
+        in which they were registered. One that raises is logged (logger `corral`) and does not stop the
+        others. Returns the disposer that takes the callback back: after it has returned, the callback is not
+        started any more (one that is running in another thread is not waited for).
         """
         return self._latch.add(callback)
 
@@ -162,14 +162,11 @@ class AbortSignal:
     def any(cls, *signals: AbortSignal) -> AbortSignal:
         """A signal that is aborted as soon as one of `signals` is, with the reason of the first.
 
-        Of none at all: a signal that is never aborted. The given signals hold no reference to the new one unless
-        a callback is registered with it, and none after that callback was called or taken back.
+        Of none at all: a signal that is never aborted. The given signals hold no reference to the new one
+        unless a callback is registered with it, and none after that callback was called or taken back.
         """
         sources: dict[_Latch, None] = {}
         for signal in signals:
-            if not isinstance(signal, AbortSignal):
-                msg = f"AbortSignal.any() takes AbortSignal objects, not {type(signal).__name__}"
-                raise TypeError(msg)
             sources.update(dict.fromkeys(signal._latch.sources or (signal._latch,)))
         return cls(_Latch(tuple(sources)))
 
@@ -195,8 +192,8 @@ class AbortController:
     def abort(self, reason: BaseException | str | None = None) -> None:
         """Abort the signal and call what was registered with it, in this thread, before returning.
 
-        The first abort wins; a later one does nothing and its reason is lost. May be called from any thread and
-        from a Python signal handler.
+        The first abort wins; a later one does nothing and its reason is lost. May be called from any thread
+        and from a Python signal handler.
         """
         self._latch.set(reason)
 

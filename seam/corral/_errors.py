@@ -16,22 +16,24 @@
     ├── ConfigError                 whoever wrote the configuration (a ValueError)
     └── DuplicateServiceError       the program provided a second executor where there can be one
 
-What a *command* does is never an error: a nonzero exit, a death by signal, a timeout and an abort are results.
-A wrong value in a call is a plain `ValueError` or `TypeError` that names the field. Use from another event loop,
-or in a forked child, is a `RuntimeError`.
+What a *command* does is never an error: a nonzero exit, a death by signal, a timeout and an abort are
+results. A wrong value in a call is a plain `ValueError` or `TypeError` that names the field. Use from another
+event loop, or in a forked child, is a `RuntimeError`.
 
-`str(error)` is one line: what happened, where, to what. `error.remedy` is what to do about it, when that is known;
-a traceback shows it as a note. All errors survive `pickle` and `copy` with their attributes.
+`str(error)` is one line: what happened, where, to what. `error.remedy` is what to do about it, when that is
+known; a traceback shows it as a note. All errors survive `pickle` and `copy` with their attributes.
 """
+
+# Imports are made at run time, for `typing.get_type_hints`.
+# ruff: noqa: TC001
 
 from __future__ import annotations
 
 import copyreg
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-if TYPE_CHECKING:
-    from ._abort import AbortReason
-    from ._vocabulary import BashTaskId, CollectedOutput
+from ._abort import AbortReason
+from ._vocabulary import BashTaskId, CollectedOutput
 
 
 class CorralError(Exception):
@@ -47,15 +49,16 @@ class CorralError(Exception):
             self.add_note(f"Remedy: {remedy}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The inherited way calls the class with `args` alone, which required keywords of a subclass would break.
+        # The inherited way calls the class with `args` alone, which required keywords of a subclass would
+        # break.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class PlaceError(CorralError):
     """Infrastructure failed: the place, or the way to it. Never caused by what a command did.
 
-    Backends raise it, or one of its subclasses, from `run` and from opening a place; a background task that fails
-    carries it as `BashTask.error`.
+    Backends raise it, or one of its subclasses, from `run` and from opening a place; a background task that
+    fails carries it as `BashTask.error`.
     """
 
     default_stage: ClassVar[str] = "place"
@@ -91,8 +94,9 @@ class PlaceOpenError(PlaceError):
 class PlaceLostError(PlaceError):
     """The place went away in mid-command: link cut, container removed, machine gone.
 
-    What the command did, and whether it is over, is not known; it was not run again. `stdout` and `stderr` hold
-    what had arrived, or `None` where there is nothing to tell (as when `dispose` could not reach the place).
+    What the command did, and whether it is over, is not known; it was not run again. `stdout` and `stderr`
+    hold what had arrived, or `None` where there is nothing to tell (as when `dispose` could not reach the
+    place).
     """
 
     default_stage = "session"
@@ -213,7 +217,9 @@ class ExecutorDisposedError(CorralError):
     Caused by the caller: what outlives an executor must not use it any more.
     """
 
-    def __init__(self, message: str = "this executor has been disposed", *, remedy: str | None = None) -> None:
+    def __init__(
+        self, message: str = "this executor has been disposed", *, remedy: str | None = None
+    ) -> None:
         super().__init__(message, remedy=remedy)
 
 
@@ -224,7 +230,7 @@ class UnknownTaskError(CorralError, LookupError):
 
     def __init__(self, task_id: BashTaskId) -> None:
         super().__init__(
-            f"unknown task {task_id!r}: never started by this executor, or finished so long ago that it was dropped"
+            f"unknown task {task_id!r}: never started here, or ended so long ago that its record was dropped"
         )
         self.task_id = task_id
 
@@ -232,8 +238,8 @@ class UnknownTaskError(CorralError, LookupError):
 class ConfigError(CorralError, ValueError):
     """A configuration names an unknown backend or key, or has a value of the wrong type.
 
-    `entry` is the entry it was found in, `key` the key inside that entry, and `suggestion` the nearest name that
-    would have been valid; each is `None` where there is none.
+    `entry` is the entry it was found in, `key` the key inside that entry, and `suggestion` the nearest name
+    that would have been valid; each is `None` where there is none.
     """
 
     entry: str | None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 logger = logging.getLogger("corral")
 
@@ -13,8 +16,8 @@ def call_each(calls: Iterable[Callable[[], object]], what: str) -> None:
 
     `what` names the kind of callback in the log ("abort callback"). An error is logged with its traceback and
     goes no further; this includes `asyncio.CancelledError`, which a callback has no business raising at us.
-    `KeyboardInterrupt` and `SystemExit` are addressed to the whole program: the first one is raised again, but
-    only after all the other calls were made.
+    `KeyboardInterrupt` and `SystemExit` are addressed to the whole program: the first one is raised again,
+    but only after all the other calls were made.
     """
     interruption: BaseException | None = None
     for call in calls:

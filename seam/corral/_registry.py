@@ -1,12 +1,14 @@
 """Finding backends by name: those that come with corral and those of third parties, alike.
 
-A backend is an entry point of the group `corral.backends`. Its name is what configurations call it; its value is
+A backend is an entry point of the group `corral.backends`. Its name is what configurations call it; its value
+is
 an executor class, or a function that returns an executor, which takes its options as keywords::
 
     [project.entry-points."corral.backends"]
     local = "corral_backends.places.local:LocalExecutor"
 
-An entry point may name the extra that installs what it needs: `docker = "acme_docker:DockerExecutor [docker]"`.
+An entry point may name the extra that installs what it needs: `docker = "acme_docker:DockerExecutor
+[docker]"`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from ._errors import ConfigError
 from ._executor import BashExecutor
@@ -44,7 +46,7 @@ class BackendInfo:
 
 
 def backends() -> Mapping[str, BackendInfo]:
-    """All installed backends by name, sorted. Imports none of them, so it also works where some are broken."""
+    """All installed backends by name, sorted. Imports none of them, so it works where some are broken."""
     found = _find()
     return MappingProxyType({name: _describe(found[name]) for name in sorted(found)})
 
@@ -52,16 +54,16 @@ def backends() -> Mapping[str, BackendInfo]:
 def load_backend(name: str) -> BackendFactory:
     """Import the backend of this name and return what makes its executors.
 
-    `ConfigError` when there is none of this name (with the nearest one that there is), when several distributions
-    claim it, when it cannot be imported, and when it is not a class of executors or a function.
+    `ConfigError` when there is none of this name (with the nearest one that there is), when several
+    distributions claim it, when it cannot be imported, and when it is not a class of executors or a function.
     No other backend is ever taken instead.
     """
     found = _find()
     if name not in found:
-        nearest = difflib.get_close_matches(name, found, n=1)
-        suggestion = nearest[0] if nearest else None
-        hint = f"did you mean {suggestion!r}?" if suggestion else f"installed are: {', '.join(sorted(found)) or 'none'}"
-        msg = f"unknown backend {name!r}; {hint}"
+        suggestion = next(iter(difflib.get_close_matches(name, found, n=1)), None)
+        msg = f"unknown backend {name!r}; installed are: {', '.join(sorted(found)) or 'none'}"
+        if suggestion is not None:
+            msg = f"unknown backend {name!r}; did you mean {suggestion!r}?"
         raise ConfigError(msg, entry=name, suggestion=suggestion)
     entries = found[name]
     info = _describe(entries)
@@ -77,13 +79,13 @@ def load_backend(name: str) -> BackendFactory:
         msg = f"backend {name!r} ({info.value}) cannot be imported: {type(error).__name__}: {error}"
         raise ConfigError(msg, entry=name, remedy=remedy) from error
     if not callable(factory) or (isinstance(factory, type) and not issubclass(factory, BashExecutor)):
-        msg = f"backend {name!r} ({info.value}) is neither a subclass of BashExecutor nor a function: {factory!r}"
+        msg = f"backend {name!r} ({info.value}) is no class of executors and no function: {factory!r}"
         raise ConfigError(msg, entry=name)
-    return factory
+    return cast("BackendFactory", factory)
 
 
 def _find() -> dict[str, list[EntryPoint]]:
-    """Entry points by name. Those of the same value count once: a distribution can be found twice on `sys.path`."""
+    """Entry points by name. Those of the same value count once: `sys.path` can lead to one thing twice."""
     found: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=GROUP):
         same_name = found.setdefault(entry.name, [])

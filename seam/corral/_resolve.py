@@ -1,4 +1,4 @@
-"""The checks of `BashExecutor.resolve` that are the same for every executor, so that all keep the same promises."""
+"""The checks of `BashExecutor.resolve`, the same for every executor, so that all keep the same promises."""
 
 from __future__ import annotations
 
@@ -27,30 +27,27 @@ def resolve_request(
 ) -> BashExecSpec:
     """Check a request and fill in what it leaves out: the whole of `BashExecutor.resolve` for most executors.
 
-    Does no I/O and changes nothing; equal requests give equal specs. The keywords are the executor's configuration.
+    Does no I/O and changes nothing; equal requests give equal specs. The keywords are the executor's
+    configuration.
 
-    - `workdir`: a relative one is joined to the configured one by POSIX rules. Symlinks and `..` are left for the
-      place to resolve, for only the place knows what is there.
+    - `workdir`: a relative one is joined to the configured one by POSIX rules. Symlinks and `..` are left for
+      the place to resolve, for only the place knows what is there.
     - `timeout_ms`: the configured one when left out; never more than `max_timeout_ms`.
     - `owner`: carried verbatim, never looked at.
     - `env`: copied. `stdin`: any bytes-like object, copied into `bytes`.
 
-    Text is passed to the place as UTF-8 with `surrogateescape`, so what `os.fsdecode` made of arbitrary bytes comes
-    out as those bytes again; other lone surrogates stand for no bytes and are refused.
+    Text is passed to the place as UTF-8 with `surrogateescape`, so what `os.fsdecode` made of arbitrary bytes
+    comes out as those bytes again; other lone surrogates stand for no bytes and are refused.
 
-    `TypeError` when something is of the wrong type, starting with `request` itself; `ValueError` when the value
-    cannot be used: a NUL, a timeout that is not a positive integer, an environment that the kernel would refuse, a
-    variable that changes how bash starts. Both name the field.
+    `TypeError` when something is of the wrong type, starting with `request` itself; `ValueError` when the
+    value cannot be used: a NUL, a timeout that is not a positive integer, an environment that the kernel
+    would refuse, a variable that changes how bash starts. Both name the field.
     """
-    if not isinstance(request, BashExecRequest):
-        msg = f"resolve() takes a BashExecRequest, not {type(request).__name__}"
-        raise TypeError(msg)
-    if request.signal is not None and not isinstance(request.signal, AbortSignal):
-        msg = f"signal must be an AbortSignal or None, not {type(request.signal).__name__}"
-        raise TypeError(msg)
-    if request.owner is not None and not isinstance(request.owner, str):
-        msg = f"owner must be a str or None, not {type(request.owner).__name__}"
-        raise TypeError(msg)
+    _require(request, BashExecRequest, "resolve() takes a BashExecRequest")
+    if request.signal is not None:
+        _require(request.signal, AbortSignal, "signal must be an AbortSignal or None")
+    if request.owner is not None:
+        _require(request.owner, str, "owner must be a str or None")
     _encode(request.command, "command")
     return BashExecSpec(
         command=request.command,
@@ -74,11 +71,15 @@ def require_spec(value: object, operation: str = "run") -> BashExecSpec:
     return value
 
 
-def _encode(value: object, field: str) -> bytes:
-    """The bytes that `value` stands for. `field` is what errors call it."""
-    if not isinstance(value, str):
-        msg = f"{field} must be a str, not {type(value).__name__}"
+def _require(value: object, kind: type | tuple[type, ...], expected: str) -> None:
+    if not isinstance(value, kind):
+        msg = f"{expected}, not {type(value).__name__}"
         raise TypeError(msg)
+
+
+def _encode(value: str, field: str) -> bytes:
+    """The bytes that `value` stands for. `field` is what errors call it."""
+    _require(value, str, f"{field} must be a str")
     if "\0" in value:
         msg = f"{field} contains a NUL at index {value.index(chr(0))}, which no program can be given"
         raise ValueError(msg)
@@ -106,21 +107,19 @@ def _workdir(value: str | PurePath | None, base: PurePosixPath) -> PurePosixPath
     return base / text
 
 
-def _timeout(value: int | None, default: int) -> int:
+def _timeout(value: object, default: int) -> int:
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         msg = f"timeout_ms must be a positive integer of milliseconds, not {value!r}"
         raise ValueError(msg)
-    return int(value)
+    return int(value)  # of a subclass, the plain number
 
 
 def _env(env: Mapping[str, str] | None) -> dict[str, str]:
     if env is None:
         return {}
-    if not isinstance(env, Mapping):
-        msg = f"env must be a mapping of str to str or None, not {type(env).__name__}"
-        raise TypeError(msg)
+    _require(env, Mapping, "env must be a mapping of str to str or None")
     copy = dict(env)
     total = 0
     for name, value in copy.items():
@@ -134,19 +133,17 @@ def _env(env: Mapping[str, str] | None) -> dict[str, str]:
             raise ValueError(msg)
         size = len(encoded) + 1 + len(_encode(value, f"env: {name}"))
         if size > _MAX_ENV_STRING:
-            msg = f"env: {name} takes {size} bytes with its name, and the kernel allows {_MAX_ENV_STRING}; use stdin"
+            msg = f"env: {name} takes {size} bytes of {_MAX_ENV_STRING} that the kernel allows; use stdin or a file"
             raise ValueError(msg)
         total += size + 1
     if total > _MAX_ENV_TOTAL:
-        msg = f"env takes {total} bytes, and the kernel allows {_MAX_ENV_TOTAL} at most; use stdin"
+        msg = f"env takes {total} bytes, and the kernel allows {_MAX_ENV_TOTAL} at most; use stdin or a file"
         raise ValueError(msg)
     return copy
 
 
-def _stdin(value: object) -> bytes | None:
-    if value is None or type(value) is bytes:
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    msg = f"stdin must be bytes or None, not {type(value).__name__}"
-    raise TypeError(msg)
+def _stdin(value: bytes | None) -> bytes | None:
+    if value is None:
+        return None
+    _require(value, (bytes, bytearray, memoryview), "stdin must be bytes or None")
+    return bytes(value)

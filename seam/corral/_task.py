@@ -1,23 +1,21 @@
 """A background task: the view that everybody has, and the record that only its executor has."""
 
+# Imports are made at run time, for `typing.get_type_hints`.
+# ruff: noqa: TC001, TC003
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, final
+from typing import TypeAlias, final
 
+from ._errors import CorralError
 from ._vocabulary import BashTaskId, EndReason, TaskStatus
-
-if TYPE_CHECKING:
-    from ._errors import CorralError
 
 
 class _State:
     """What a view and its record share."""
-
-    __slots__ = (
-        "command", "ended_at", "error", "exit_code", "id", "reason", "signal", "started_at", "status", "workdir",
-    )  # fmt: skip
 
     def __init__(self, task_id: BashTaskId, command: str, workdir: PurePosixPath) -> None:
         self.id = task_id
@@ -36,8 +34,9 @@ class _State:
 class BashTask:
     """A live, read-only view of one background task. It shows the present, not the moment it was handed out.
 
-    `start`, `get`, `list` and listeners hand out the same object, so tasks compare by identity. It says nothing of
-    the owner: `BashExecutor.owner_of` is the one way to that. Made by a `TaskRecord`, never directly.
+    `start`, `get`, `list` and listeners hand out the same object, so tasks compare by identity. It says
+    nothing of the owner: `BashExecutor.owner_of` is the one way to that. Made by a `TaskRecord`, never
+    directly.
 
     It may be read from any thread; whoever sees a final `status` sees the final values of everything else.
     """
@@ -98,13 +97,18 @@ class BashTask:
         return f"<BashTask {self.id} {self.status} {self.command[:60]!r}>"
 
 
+BashTaskListener: TypeAlias = Callable[[BashTask], None]
+"""Told of a task that has ended: its status is final and `read_output` gives the rest of its output."""
+
+
 @final
 class TaskRecord:
     """The write side of a `BashTask`, for those who write an executor. It stays inside the executor.
 
-    Like everything of an executor it is used from one thread. A task comes to a final status once: the method that
-    tries a second time raises `RuntimeError` and changes nothing. So whichever of an exit, a kill and a lost place
-    comes first decides, and `BashExecutor.notify_task_done` is called right after the method that succeeded.
+    Like everything of an executor it is used from one thread. A task comes to a final status once: the method
+    that tries a second time raises `RuntimeError` and changes nothing. So whichever of an exit, a kill and a
+    lost place comes first decides, and `BashExecutor.notify_task_done` is called right after the method that
+    succeeded.
 
     Times are aware `datetime`s, kept in UTC; left out, they are now. A naive one is a `ValueError`.
     """
@@ -133,7 +137,7 @@ class TaskRecord:
         reason: EndReason,
         at: datetime | None = None,
     ) -> None:
-        """It ran and has ended. At most one of `exit_code` and `signal` is given, both by name of the result's.
+        """It ran and has ended. At most one of `exit_code` and `signal` is not None.
 
         `RuntimeError` when `started` was never called: what never ran has failed, it has not finished.
         """
@@ -158,8 +162,8 @@ class TaskRecord:
     ) -> None:
         """It never ran, or its place went away (`reason` is then `EndReason.LOST`).
 
-        A task that was killed, aborted or disposed before it ran has that as its `reason`; one that could not be
-        started has `None`.
+        A task that was killed, aborted or disposed before it ran has that as its `reason`; one that could not
+        be started has `None`.
         """
         state = self._state
         self._refuse_if_ended()

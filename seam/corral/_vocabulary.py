@@ -1,30 +1,28 @@
 """The words of the seam: what is asked of an executor, and what it answers.
 
-All times are milliseconds, all sizes and offsets are bytes. Output is bytes; `text` is a view of it. All values
-but `BashTask` are immutable. Paths are paths of the place, hence POSIX, whatever this machine is.
+All times are milliseconds, all sizes and offsets are bytes. Output is bytes; `text` is a view of it. All
+values but `BashTask` are immutable. Paths are paths of the place, hence POSIX, whatever this machine is.
 """
+
+# Imports are made at run time, for `typing.get_type_hints`.
+# ruff: noqa: TC001, TC003
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePath, PurePosixPath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NewType, TypeAlias
+from typing import NewType
 
-if TYPE_CHECKING:
-    from ._abort import AbortSignal
-    from ._task import BashTask
+from ._abort import AbortSignal
 
 OwnerToken = NewType("OwnerToken", str)
-"""Whose a task is, in the words of the consumer. An executor stores it and gives it back, and never looks at it."""
+"""Whose a task is, in the words of the consumer. An executor stores it, returns it, and never looks at it."""
 
 BashTaskId = NewType("BashTaskId", str)
 """The id of one background task. Unguessable and never reused."""
-
-BashTaskListener: TypeAlias = Callable[["BashTask"], None]
-"""Told of a task that has ended: its status is final and `read_output` gives the rest of its output."""
 
 
 class EndReason(StrEnum):
@@ -125,7 +123,8 @@ class CollectedOutput:
     spill_start: int
     """The offset in the stream at which the file begins to hold data: above 0 once its own bound was reached.
 
-    Offsets in the file are offsets in the stream in any case; what is before this one is a hole. 0 without a file.
+    Offsets in the file are offsets in the stream in any case; what is before this one is a hole. 0 without a
+    file.
     """
 
     def __post_init__(self) -> None:
@@ -166,7 +165,7 @@ class BashRunResult:
     exit_code: int | None
     """The status of bash, 0 to 255. `None` when a signal ended it or its end was not seen."""
     signal: str | None
-    """The name of the signal that ended bash (`"SIGKILL"`), else `None`. Never set together with `exit_code`."""
+    """The name of the signal that ended bash (`"SIGKILL"`), else `None`. Excludes an `exit_code`."""
     timed_out: bool
     """The same as `reason == EndReason.TIMED_OUT`."""
     aborted: bool
@@ -184,7 +183,7 @@ class BashRunResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRead:
-    """What one stream of a task brought since the previous read. Offsets count from the beginning of the stream.
+    """What one stream of a task brought since the previous read. Offsets count from the stream's beginning.
 
     `ValueError` when the numbers do not add up.
     """
