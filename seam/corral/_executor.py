@@ -60,7 +60,6 @@ class BashExecutor(ABC):
         self.__disposal: asyncio.Task[None] | None = None
 
     # --- what a backend implements
-    # -----------------------------------------------------------------------------
 
     @abstractmethod
     def resolve(self, request: BashExecRequest) -> BashExecSpec:
@@ -148,7 +147,6 @@ class BashExecutor(ABC):
         """
 
     # --- listeners
-    # ---------------------------------------------------------------------------------------------
 
     def on_task_done(self, listener: BashTaskListener) -> Disposer:
         """Have `listener` called with each background task that ends from now on. Returns what takes it back.
@@ -205,7 +203,6 @@ class BashExecutor(ABC):
                 yield call
 
     # --- disposal
-    # ----------------------------------------------------------------------------------------------
 
     @property
     def disposed(self) -> bool:
@@ -231,8 +228,8 @@ class BashExecutor(ABC):
         return _Disposal(self.__disposal)
 
     async def __run_disposal(self) -> None:
-        # Under an eager task factory this runs before `create_task` has returned, and may call `dispose`
-        # again.
+        # An eager task factory comes here before `create_task` has returned, and what follows may call
+        # `dispose`.
         self.__disposal = asyncio.current_task()
         await self._dispose()
 
@@ -245,7 +242,7 @@ class BashExecutor(ABC):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Dispose. An error of that is raised, unless the body raised: then it becomes a note and is logged."""
+        """Dispose. Its error is raised, unless the body raised: then it becomes a note there and is logged."""
         try:
             await self.dispose()
         except Exception as error:
@@ -255,7 +252,6 @@ class BashExecutor(ABC):
             logger.exception("disposing of an executor failed after an error in its async with block")
 
     # --- where it may be used
-    # ----------------------------------------------------------------------------------
 
     def _check_usable(self, operation: str) -> None:
         """`RuntimeError` unless this is the executor's process and its event loop is running here.
@@ -266,7 +262,7 @@ class BashExecutor(ABC):
         self.__check(operation)
 
     def _check_open(self, operation: str) -> None:
-        """`_check_usable`, and `ExecutorDisposedError` once `dispose` was called. For what starts something."""
+        """`_check_usable`, and `ExecutorDisposedError` once disposed. For what starts something."""
         self.__check(operation)
         if self.__disposed:
             msg = f"{operation}: this executor has been disposed"
@@ -275,7 +271,7 @@ class BashExecutor(ABC):
     def __check(self, operation: str) -> asyncio.AbstractEventLoop:
         if os.getpid() != self.__pid:
             msg = (
-                f"{operation}: this executor belongs to process {self.__pid}, of which this is a forked child; "
+                f"{operation}: this executor belongs to process {self.__pid}, and this is a forked child; "
                 "make another executor here"
             )
             raise RuntimeError(msg)
@@ -295,10 +291,11 @@ class BashExecutor(ABC):
 
 
 class _Disposal:
-    """An awaitable of a disposal that any number of waiters share.
+    """An awaitable of a disposal that any number of waiters share, and none of them cancels.
 
-    A future for each waiter would complain at its own destruction if the disposal failed and this one was not
-    awaited, although another one was.
+    Not a shielded future: one that nobody awaited would complain of an error that another waiter was given,
+    and one whose waiter was cancelled would swallow the error. Here asyncio reports it if it was given to
+    nobody.
     """
 
     __slots__ = ("_task",)
@@ -307,7 +304,11 @@ class _Disposal:
         self._task = task
 
     def __await__(self) -> Generator[object, None, None]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> None:
         if asyncio.current_task() is self._task:
             msg = "the disposal of an executor waits for itself; _dispose() must not await dispose()"
             raise RuntimeError(msg)
-        return asyncio.shield(self._task).__await__()
+        await asyncio.wait({self._task})
+        self._task.result()

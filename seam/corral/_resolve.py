@@ -133,7 +133,7 @@ def _env(env: Mapping[str, str] | None) -> dict[str, str]:
             raise ValueError(msg)
         size = len(encoded) + 1 + len(_encode(value, f"env: {name}"))
         if size > _MAX_ENV_STRING:
-            msg = f"env: {name} takes {size} bytes of {_MAX_ENV_STRING} that the kernel allows; use stdin or a file"
+            msg = f"env: {name} takes {size} bytes; the kernel allows {_MAX_ENV_STRING}; use stdin or a file"
             raise ValueError(msg)
         total += size + 1
     if total > _MAX_ENV_TOTAL:
