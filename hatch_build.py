@@ -83,13 +83,20 @@ class WardenBuildHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def dependencies(self) -> list[str]:
         """`ziglang`, only where this machine's own compilers cannot do it."""
-        if not sources(Path(self.root)):
-            return []
-        return [ZIGLANG] if any(compiler_for(machine) is None for machine in targets()) else []
+        try:
+            wanted = targets() if sources(Path(self.root)) else []
+        except WardenBuildError as error:
+            self.app.abort(str(error))
+        return [ZIGLANG] if any(compiler_for(machine) is None for machine in wanted) else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        root = Path(self.root)
-        editable = version == "editable"
+        try:
+            self.build(Path(self.root), build_data, editable=version == "editable")
+        except WardenBuildError as error:
+            # Without a traceback: the message says what to do.
+            self.app.abort(str(error))
+
+    def build(self, root: Path, build_data: dict[str, Any], *, editable: bool) -> None:
         if not sources(root):
             msg = f"there is no .c file in {root / WARDEN / 'src'}: this tree is incomplete"
             if not editable:
