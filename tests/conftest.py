@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def local_problem() -> str | None:
