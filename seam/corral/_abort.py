@@ -167,12 +167,19 @@ class AbortSignal:
         """
         sources: dict[_Latch, None] = {}
         for signal in signals:
+            _require_signal(signal)
             sources.update(dict.fromkeys(signal._latch.sources or (signal._latch,)))
         return cls(_Latch(tuple(sources)))
 
     def __repr__(self) -> str:
         state = f"aborted, reason={self.reason!r}" if self.aborted else "not aborted"
         return f"<AbortSignal {state}>"
+
+
+def _require_signal(value: object) -> None:
+    if not isinstance(value, AbortSignal):  # most likely None, where there is no signal
+        msg = f"AbortSignal.any() takes AbortSignal objects, not {type(value).__name__}"
+        raise TypeError(msg)
 
 
 class AbortController:

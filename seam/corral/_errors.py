@@ -24,9 +24,6 @@ event loop, or in a forked child, is a `RuntimeError`.
 known; a traceback shows it as a note. All errors survive `pickle` and `copy` with their attributes.
 """
 
-# Imports are made at run time, for `typing.get_type_hints`.
-# ruff: noqa: TC001
-
 from __future__ import annotations
 
 import copyreg

@@ -1,8 +1,5 @@
 """The executor: what every backend does, and the parts of it that are the same for all."""
 
-# Imports are made at run time, for `typing.get_type_hints`.
-# ruff: noqa: TC001, TC003
-
 from __future__ import annotations
 
 import asyncio
@@ -242,7 +239,7 @@ class BashExecutor(ABC):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Dispose. Its error is raised, unless the body raised: then it becomes a note there and is logged."""
+        """Dispose. Its error is raised, unless the body raised: then it is noted there and logged."""
         try:
             await self.dispose()
         except Exception as error:

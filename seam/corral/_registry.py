@@ -1,14 +1,14 @@
 """Finding backends by name: those that come with corral and those of third parties, alike.
 
 A backend is an entry point of the group `corral.backends`. Its name is what configurations call it; its value
-is
-an executor class, or a function that returns an executor, which takes its options as keywords::
+is an executor class, or a function that returns an executor, which takes its options as keywords::
 
     [project.entry-points."corral.backends"]
     local = "corral_backends.places.local:LocalExecutor"
 
-An entry point may name the extra that installs what it needs: `docker = "acme_docker:DockerExecutor
-[docker]"`.
+An entry point may name the extra that installs what it needs::
+
+    docker = "acme_docker:DockerExecutor [docker]"
 """
 
 from __future__ import annotations
@@ -96,12 +96,13 @@ def _find() -> dict[str, list[EntryPoint]]:
 
 def _describe(entries: list[EntryPoint]) -> BackendInfo:
     entry = entries[0]
-    module, _, attribute = entry.value.partition("[")[0].strip().partition(":")
+    # Not `entry.extras`, which raises where the value cannot be parsed.
+    value, _, extras = entry.value.partition("[")
     return BackendInfo(
         name=entry.name,
-        value=f"{module.strip()}:{attribute.strip()}",
+        value=value.strip(),
         distribution=entry.dist.name if entry.dist is not None else None,
         version=entry.dist.version if entry.dist is not None else None,
-        extras=tuple(entry.extras),
+        extras=tuple(stripped for extra in extras.rstrip("] ").split(",") if (stripped := extra.strip())),
         conflicts=tuple(other.value for other in entries[1:]),
     )

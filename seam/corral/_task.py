@@ -1,8 +1,5 @@
 """A background task: the view that everybody has, and the record that only its executor has."""
 
-# Imports are made at run time, for `typing.get_type_hints`.
-# ruff: noqa: TC001, TC003
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -4,15 +4,13 @@ All times are milliseconds, all sizes and offsets are bytes. Output is bytes; `t
 values but `BashTask` are immutable. Paths are paths of the place, hence POSIX, whatever this machine is.
 """
 
-# Imports are made at run time, for `typing.get_type_hints`.
-# ruff: noqa: TC001, TC003
-
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePath, PurePosixPath
+from reprlib import Repr
 from types import MappingProxyType
 from typing import NewType
 
@@ -23,6 +21,15 @@ OwnerToken = NewType("OwnerToken", str)
 
 BashTaskId = NewType("BashTaskId", str)
 """The id of one background task. Unguessable and never reused."""
+
+
+_repr = Repr()
+_repr.maxother = 200
+
+
+def _short(data: bytes) -> str:
+    """`repr` without the middle, if it is long: output can be of any size, and a log line should not be."""
+    return _repr.repr(data)
 
 
 class EndReason(StrEnum):
@@ -99,8 +106,6 @@ class BashExecSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "env", MappingProxyType(dict(self.env)))
 
-    __hash__ = None  # type: ignore[assignment]  # the environment is a mapping
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedOutput:
@@ -109,7 +114,7 @@ class CollectedOutput:
     `ValueError` when the numbers do not add up.
     """
 
-    data: bytes = field(repr=False)
+    data: bytes
     """The last `total_bytes - dropped_bytes` bytes of the stream, exactly as they were written."""
     total_bytes: int
     """How much the command wrote."""
@@ -137,6 +142,13 @@ class CollectedOutput:
         if not 0 <= self.spill_start <= self.total_bytes:
             msg = f"spill_start ({self.spill_start}) must be between 0 and total_bytes ({self.total_bytes})"
             raise ValueError(msg)
+
+    def __repr__(self) -> str:
+        return (
+            f"CollectedOutput(data={_short(self.data)}, "
+            f"total_bytes={self.total_bytes}, dropped_bytes={self.dropped_bytes}, "
+            f"spill_path={self.spill_path!r}, spill_start={self.spill_start})"
+        )
 
     @property
     def text(self) -> str:
@@ -188,12 +200,12 @@ class StreamRead:
     `ValueError` when the numbers do not add up.
     """
 
-    data: bytes = field(repr=False)
+    data: bytes
     """`stream[start:end]`, exactly as it was written."""
-    text: str = field(repr=False)
-    """The same as text, but for an incomplete character at the end, which the next read brings whole.
+    text: str
+    """The same as UTF-8, but for an incomplete character at the end, which the next read brings whole.
 
-    So joined texts are the text of the joined data. What is not UTF-8 is U+FFFD.
+    What is not UTF-8 is U+FFFD; so is a character that the end of the stream, or a gap, has cut.
     """
     start: int
     end: int
@@ -209,6 +221,12 @@ class StreamRead:
         if not 0 <= self.dropped_bytes <= self.start:
             msg = f"dropped_bytes ({self.dropped_bytes}) must be between 0 and start ({self.start})"
             raise ValueError(msg)
+
+    def __repr__(self) -> str:
+        return (
+            f"StreamRead(data={_short(self.data)}, start={self.start}, end={self.end}, "
+            f"dropped_bytes={self.dropped_bytes}, spill_path={self.spill_path!r})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
