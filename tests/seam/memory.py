@@ -1,4 +1,4 @@
-"""An executor without processes, for what `BashExecutor` itself does: listeners, disposal, where it may be used."""
+"""An executor without processes, for what `BashExecutor` itself does."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,8 @@ from corral import AbortController, AbortSignal
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+
+    from _typeshed import TraceFunction
 
     from corral import Disposer
 
@@ -282,7 +285,7 @@ class TestAny:
             (controller.signal, frozenset({index})) for index, controller in enumerate(controllers)
         ]
         aborted: list[int] = []
-        # For each callback: its signal, what takes it back, how often it must have been called, how often it was.
+        # For each callback: its signal, what takes it back, how often it must have been called, and was.
         callbacks: list[tuple[int, Disposer, list[int], list[int]]] = []
         taken_back: set[int] = set()
 
@@ -324,13 +327,13 @@ class TestAny:
 
 
 def at_each_line(operation: Callable[[], None], interrupt: Callable[[], None], number: int) -> bool:
-    """Do `operation`, with `interrupt` called before its line `number` in the module, as a signal handler would be.
+    """Do `operation`, with `interrupt` called before its line `number` in the module, as by a signal handler.
 
     Returns whether there was such a line.
     """
     seen = 0
 
-    def tracer(frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+    def tracer(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
         nonlocal seen
         if not frame.f_code.co_filename.endswith("_abort.py"):
             return None
@@ -368,15 +371,15 @@ class TestSignalHandlers:
         while more:
             controller, abort_signal = self.make(derived)
             calls: list[int] = []
-            abort_signal.on_abort(lambda calls=calls: calls.append(0))
+            abort_signal.on_abort(partial(calls.append, 0))
             undo: list[Disposer] = []
 
             def register(
                 abort_signal: AbortSignal = abort_signal,
-                calls: list[int] = calls,
+                callback: Callable[[], None] = partial(calls.append, 1),  # noqa: B008
                 undo: list[Disposer] = undo,
             ) -> None:
-                undo.append(abort_signal.on_abort(lambda: calls.append(1)))
+                undo.append(abort_signal.on_abort(callback))
 
             more = at_each_line(register, controller.abort, number)
             controller.abort()
@@ -392,8 +395,8 @@ class TestSignalHandlers:
             controller, abort_signal = self.make(derived)
             calls: list[int] = []
             other = AbortController()
-            AbortSignal.any(other.signal, abort_signal).on_abort(lambda calls=calls: calls.append(0))
-            undo = abort_signal.on_abort(lambda calls=calls: calls.append(1))
+            AbortSignal.any(other.signal, abort_signal).on_abort(partial(calls.append, 0))
+            undo = abort_signal.on_abort(partial(calls.append, 1))
             more = at_each_line(undo, controller.abort, number)
             controller.abort()
             other.abort()
@@ -407,9 +410,9 @@ class TestSignalHandlers:
         while more:
             controller, abort_signal = self.make(derived)
             calls: list[int] = []
-            abort_signal.on_abort(lambda calls=calls: calls.append(0))
-            abort_signal.on_abort(lambda calls=calls: calls.append(1))
-            more = at_each_line(controller.abort, lambda c=controller: c.abort("handler"), number)
+            abort_signal.on_abort(partial(calls.append, 0))
+            abort_signal.on_abort(partial(calls.append, 1))
+            more = at_each_line(controller.abort, partial(controller.abort, "handler"), number)
             assert sorted(calls) == [0, 1], f"interrupted at line {number}"
             assert abort_signal.reason in (None, "handler")
             number += 1
@@ -445,10 +448,10 @@ def test_registering_races_with_aborting_in_another_thread_and_no_call_is_lost()
             threads = [threading.Thread(target=abort, args=(c,)) for c in (one, other)]
             for thread in threads:
                 thread.start()
-            either.on_abort(lambda calls=calls: calls.append(-1))
+            either.on_abort(partial(calls.append, -1))
             ready.wait(5)
             for number in range(20):
-                either.on_abort(lambda number=number, calls=calls: calls.append(number))
+                either.on_abort(partial(calls.append, number))
             for thread in threads:
                 thread.join(5)
                 assert not thread.is_alive(), "deadlock"

@@ -24,9 +24,10 @@ def test_it_is_disposed_from_the_call_on_and_nothing_can_be_started() -> None:
     async def main() -> None:
         executor = MemoryExecutor()
         spec = executor.resolve(BashExecRequest(command="true"))
-        assert not executor.disposed
+        states = [executor.disposed]
         disposal = executor.dispose()
-        assert executor.disposed
+        states.append(executor.disposed)
+        assert states == [False, True]
         with pytest.raises(ExecutorDisposedError, match="start"):
             executor.start(spec)
         with pytest.raises(ExecutorDisposedError, match="run"):
@@ -123,8 +124,9 @@ def test_an_error_that_nobody_was_given_is_reported_by_asyncio() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await waiter
         executor.disposal_gate.set()
-        while len(asyncio.all_tasks()) > 1:
+        for _ in range(5):
             await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1
 
     assert reports_of(main()) == ["Task exception was never retrieved"]
 
@@ -207,7 +209,7 @@ def test_an_error_of_the_disposal_masks_none_of_the_body(
         try:
             async with MemoryExecutor(disposal_error=lost()):
                 raise body
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             caught.append(error)
 
     asyncio.run(main())
