@@ -1,0 +1,189 @@
+"""This machine: a warden as a child process, a socket pair as its stream."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath, PurePosixPath
+
+from corral import PlaceLostError, PlaceOpenError, UnsupportedPlaceError
+
+from ..warden import DuplexStream, Place, SocketStream, WardenConfig, WardenExecutor, find_warden, posix_path
+
+EXIT_S = 3.0
+"""How long a warden may take to exit after its stream has ended: it kills what is left and removes its files."""
+
+
+class LocalPlace(Place):
+    """This machine, as the user that this process runs as. Linux only.
+
+    `inherit` chooses what commands get of this process's environment, as it is when the place is opened: all, nothing
+    but `PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `TMPDIR`, `LANG`, `LC_*` and `TZ`, or what matches given names (`fnmatch` patterns).
+    """
+
+    def __init__(self, *, inherit: bool | Sequence[str] = True) -> None:
+        self._inherit = inherit
+        self._process: subprocess.Popen[bytes] | None = None
+        self._exit: int | None = None  # a pidfd of the process
+
+    async def open(self) -> DuplexStream:
+        if sys.platform != "linux":
+            msg = f"the local backend needs Linux, and this is {sys.platform}"
+            raise UnsupportedPlaceError(msg, remedy="Use the docker or the ssh backend.")
+        program = find_warden(platform.machine())
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._spawn(program, theirs)
+            except BaseException:
+                ours.close()
+                raise
+        return await SocketStream.connect(ours)
+
+    def _spawn(self, program: PurePath, stream: socket.socket) -> None:
+        # A forked child of this process could hold the stream open after our end, so the warden also watches us.
+        host = _pidfd(os.getpid())
+        arguments = [str(program)]
+        if host is not None:
+            arguments += ["--host-pidfd", str(host)]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  # our own program
+                arguments,
+                stdin=stream,
+                stdout=stream,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=inherited_environment(os.environ, self._inherit),
+                pass_fds=() if host is None else (host,),
+                start_new_session=True,
+            )
+        except PermissionError as error:
+            msg = f"the warden {program} may not be run: {error.strerror}"
+            raise PlaceOpenError(msg, remedy="Is it on a file system mounted noexec?", retryable=False) from error
+        except OSError as error:
+            msg = f"the warden {program} cannot be run: {error.strerror}"
+            raise PlaceOpenError(msg, retryable=None) from error
+        finally:
+            if host is not None:
+                os.close(host)
+        self._exit = _pidfd(self._process.pid)
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        exit_fd, self._exit = self._exit, None
+        if process is None:
+            return
+        try:
+            gone = await _exited(process, exit_fd, EXIT_S)
+            if not gone:
+                # It neither obeyed nor ended: stopped by a task, perhaps. Its keepers see that it died, and kill.
+                _kill(process, exit_fd)
+                gone = await _exited(process, exit_fd, EXIT_S)
+        finally:
+            if exit_fd is not None:
+                os.close(exit_fd)
+        process.poll()  # reaps it, unless somebody else has
+        if not gone:
+            msg = f"the warden (pid {process.pid}) does not die"
+            raise PlaceLostError(msg, stage="close", remedy="It is stuck in the kernel; look at its disk or mount.")
+
+    async def remove_spills(self, directory: PurePosixPath) -> None:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _pidfd(pid: int) -> int | None:
+    """A descriptor that gets readable when the process ends; None on kernels before 5.3, or when it ended already."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+async def _exited(process: subprocess.Popen[bytes], exit_fd: int | None, seconds: float) -> bool:
+    """Whether the process ends within that time. Needs neither SIGCHLD nor its exit status."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    if exit_fd is None:
+        while process.poll() is None and loop.time() < deadline:
+            await asyncio.sleep(0.005)
+        return process.poll() is not None
+    ended: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(exit_fd, lambda: ended.done() or ended.set_result(None))
+    try:
+        done, _ = await asyncio.wait({ended}, timeout=seconds)
+        return bool(done)
+    finally:
+        loop.remove_reader(exit_fd)
+
+
+def _kill(process: subprocess.Popen[bytes], exit_fd: int | None) -> None:
+    try:
+        if exit_fd is not None:  # cannot hit a stranger, whoever may have reaped our child meanwhile
+            signal.pidfd_send_signal(exit_fd, signal.SIGKILL)
+        else:
+            process.kill()
+    except ProcessLookupError:
+        pass
+
+
+MINIMAL_ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LANG", "LC_*", "TZ")
+
+
+def inherited_environment(environ: Mapping[str, str], inherit: bool | Sequence[str]) -> dict[str, str]:
+    """What commands inherit; the warden takes out of it what would change how bash starts."""
+    if inherit is True:
+        return dict(environ)
+    patterns = MINIMAL_ENVIRONMENT if inherit is False else tuple(inherit)
+    return {
+        name: value
+        for name, value in environ.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+class LocalExecutor(WardenExecutor):
+    """Runs commands on this machine. The options are those of `WardenConfig`, and `env_inherit` (see `LocalPlace`).
+
+    `workdir` defaults to this process's working directory, taken now; a relative one is relative to that.
+    """
+
+    def __init__(
+        self,
+        *,
+        workdir: str | PurePath | None = None,
+        timeout_ms: int = 120_000,
+        max_timeout_ms: int = 600_000,
+        max_output_bytes: int = 64_000,
+        max_spill_bytes: int = 1 << 30,
+        max_spill_total_bytes: int = 4 << 30,
+        kill_grace_ms: int = 3_000,
+        open_timeout_ms: int = 30_000,
+        max_finished_tasks: int = 1_000,
+        spill_dir: str | None = None,
+        shell: str | None = None,
+        env: Mapping[str, str] | None = None,
+        env_inherit: bool | Sequence[str] = True,
+    ) -> None:
+        config = WardenConfig(
+            workdir=posix_path(os.getcwd()) / posix_path(workdir if workdir is not None else "."),
+            timeout_ms=timeout_ms,
+            max_timeout_ms=max_timeout_ms,
+            max_output_bytes=max_output_bytes,
+            max_spill_bytes=max_spill_bytes,
+            max_spill_total_bytes=max_spill_total_bytes,
+            kill_grace_ms=kill_grace_ms,
+            open_timeout_ms=open_timeout_ms,
+            max_finished_tasks=max_finished_tasks,
+            spill_dir=spill_dir,
+            shell=shell,
+            env=dict(env or {}),
+        )
+        super().__init__(LocalPlace(inherit=env_inherit), config)
