@@ -22,7 +22,11 @@ def open_executor(backend: str, *, preferred: Options, required: Options) -> Bas
     Of the options, a backend of a third party may know none. Those that are merely `preferred` are left out
     where they are unknown; one that is `required` (the user asked for it) is an error then, never ignored.
     """
-    factory = load_backend(backend)
+    try:
+        factory = load_backend(backend)
+    except SystemExit as error:  # a module that ends the program when it is imported
+        msg = f"the backend {backend!r} cannot be imported: SystemExit: {error}"
+        raise CliError(msg) from error
     names = _keywords(factory)
     if names is not None and (unknown := sorted(set(required) - names)):
         msg = f"the backend {backend!r} has no option {unknown[0]}"

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import sys
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -86,7 +88,8 @@ def run(options: RunOptions) -> int:
     """Runs the command that `options` describe, reports as they ask, and returns the exit status."""
     try:
         stdin = _read_stdin() if options.forward_stdin else None
-        outcome = asyncio.run(_session(options, stdin))
+        with contextlib.redirect_stdout(sys.stderr):  # what a backend prints is not the command's output
+            outcome = asyncio.run(_session(options, stdin))
     except (CorralError, CliError) as error:
         outcome = _failure(options, error)
     except (

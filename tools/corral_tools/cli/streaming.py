@@ -66,7 +66,7 @@ class LiveRun:
             try:
                 await asyncio.wait({pump, abandoned}, return_when=asyncio.FIRST_COMPLETED)
                 if not pump.done():
-                    await asyncio.wait({asyncio.ensure_future(self._done.wait())}, timeout=_KILL_PATIENCE)
+                    await self._ended_within(_KILL_PATIENCE)
                     await asyncio.wait({pump}, timeout=_DRAIN_PATIENCE)
             finally:
                 abandoned.cancel()
@@ -94,8 +94,8 @@ class LiveRun:
             try:
                 self._executor.kill(self._task.id)
             except CorralError:
-                # Already forgotten: it has ended.
-                self._done.set()
+                # Already forgotten: it has ended, and reading it tells the same.
+                pass
 
     def _write_failed(self, name: str, error: OSError) -> None:
         if isinstance(error, BrokenPipeError):
@@ -118,15 +118,13 @@ class LiveRun:
         while True:
             read = self._executor.read_output(task.id)
             self._arm(task)
-            if read.status is not TaskStatus.RUNNING:
-                self._done.set()
             if self._out.wants(read.stdout) or self._err.wants(read.stderr):
                 await self._deliver(read)
                 delay = _SHORTEST_POLL
-            elif self._done.is_set() and read.status is not TaskStatus.RUNNING:
+            elif read.status is not TaskStatus.RUNNING:
                 break
             else:
-                await self._pause(delay)
+                await self._ended_within(delay)
                 delay = min(delay * 1.5, _LONGEST_POLL)
         await asyncio.gather(self._out.sink.drained(), self._err.sink.drained())
 
@@ -139,7 +137,11 @@ class LiveRun:
         """Both at once: a reader of one that is slow does not hold back what there is of the other."""
         await asyncio.gather(self._out.deliver(read.stdout), self._err.deliver(read.stderr))
 
-    async def _pause(self, delay: float) -> None:
+    async def _ended_within(self, delay: float) -> None:
+        if self._done.is_set():
+            # It has ended, and yet its output is not said to be complete: do not spin until it is.
+            await asyncio.sleep(_SHORTEST_POLL)
+            return
         try:
             async with asyncio.timeout(delay):
                 await self._done.wait()
