@@ -24,24 +24,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def copy_of_tree(target: Path) -> Path:
-    """The files that git would commit, so that nothing of an earlier build slips in; without git, all of them."""
-    asked = subprocess.run(
-        [
-            "git",
-            "-c",
-            f"safe.directory={ROOT}",
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-    )
-    if asked.returncode == 0:
-        names = [os.fsdecode(name) for name in asked.stdout.split(b"\0") if name]
+    """What git would commit, so that nothing of an earlier build slips in; all files where there is no git."""
+    if shutil.which("git") and (ROOT / ".git").exists():
+        git = ["git", "-c", f"safe.directory={ROOT}"]
+        command = [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+        names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
     else:
         hidden = {".tox", ".git", "reports", "bin", "__pycache__"}
         files = [path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file()]
