@@ -12,22 +12,33 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Unpack
 
 from corral import PlaceLostError, PlaceOpenError, UnsupportedPlaceError
 
-from ..warden import DuplexStream, Place, SocketStream, WardenConfig, WardenExecutor, find_warden, posix_path
+from ..warden import (
+    DuplexStream,
+    Place,
+    SocketStream,
+    WardenConfig,
+    WardenExecutor,
+    WardenOptions,
+    find_warden,
+    posix_path,
+)
 
 EXIT_S = 3.0
-"""How long a warden may take to exit after its stream has ended: it kills what is left and removes its files."""
+"""How long a warden may take to exit after its stream has ended: it kills what is left and removes its
+files."""
 
 
 class LocalPlace(Place):
     """This machine, as the user that this process runs as. Linux only.
 
-    `inherit` chooses what commands get of this process's environment, as it is when the place is opened: all, nothing
-    but `PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `TMPDIR`, `LANG`, `LC_*` and `TZ`, or what matches given names (`fnmatch` patterns).
-    """
+    `inherit` chooses what commands get of this process's environment, as it is when the place is opened: all,
+    nothing but `PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `TMPDIR`, `LANG`, `LC_*` and `TZ`, or what matches
+    given names (`fnmatch` patterns)."""
 
     def __init__(self, *, inherit: bool | Sequence[str] = True) -> None:
         self._inherit = inherit
@@ -49,16 +60,17 @@ class LocalPlace(Place):
         return await SocketStream.connect(ours)
 
     def _spawn(self, program: PurePath, stream: socket.socket) -> None:
-        # A forked child of this process could hold the stream open after our end, so the warden also watches us.
+        # A forked child of this process could hold the stream open after our end, so the warden also watches
+        # us.
         host = _pidfd(os.getpid())
         arguments = [str(program)]
         if host is not None:
             arguments += ["--host-pidfd", str(host)]
         try:
-            self._process = subprocess.Popen(  # noqa: S603  # our own program
+            self._process = subprocess.Popen(  # our own program
                 arguments,
-                stdin=stream,
-                stdout=stream,
+                stdin=stream.fileno(),
+                stdout=stream.fileno(),
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env=inherited_environment(os.environ, self._inherit),
@@ -67,7 +79,8 @@ class LocalPlace(Place):
             )
         except PermissionError as error:
             msg = f"the warden {program} may not be run: {error.strerror}"
-            raise PlaceOpenError(msg, remedy="Is it on a file system mounted noexec?", retryable=False) from error
+            remedy = "Is its file system mounted noexec, or its directory closed to this user?"
+            raise PlaceOpenError(msg, remedy=remedy, retryable=False) from error
         except OSError as error:
             msg = f"the warden {program} cannot be run: {error.strerror}"
             raise PlaceOpenError(msg, retryable=None) from error
@@ -84,7 +97,8 @@ class LocalPlace(Place):
         try:
             gone = await _exited(process, exit_fd, EXIT_S)
             if not gone:
-                # It neither obeyed nor ended: stopped by a task, perhaps. Its keepers see that it died, and kill.
+                # It neither obeyed nor ended: stopped by a task, perhaps. Its keepers see that it died, and
+                # kill.
                 _kill(process, exit_fd)
                 gone = await _exited(process, exit_fd, EXIT_S)
         finally:
@@ -93,14 +107,16 @@ class LocalPlace(Place):
         process.poll()  # reaps it, unless somebody else has
         if not gone:
             msg = f"the warden (pid {process.pid}) does not die"
-            raise PlaceLostError(msg, stage="close", remedy="It is stuck in the kernel; look at its disk or mount.")
+            remedy = "It is stuck in the kernel; look at its disk or mount."
+            raise PlaceLostError(msg, stage="close", remedy=remedy)
 
     async def remove_spills(self, directory: PurePosixPath) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _pidfd(pid: int) -> int | None:
-    """A descriptor that gets readable when the process ends; None on kernels before 5.3, or when it ended already."""
+    """A descriptor that gets readable when the process ends; None on kernels before 5.3, or when it ended
+    already."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -112,11 +128,16 @@ async def _exited(process: subprocess.Popen[bytes], exit_fd: int | None, seconds
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     if exit_fd is None:
-        while process.poll() is None and loop.time() < deadline:
+        while process.poll() is None and loop.time() < deadline:  # noqa: ASYNC110  # nothing tells us
             await asyncio.sleep(0.005)
         return process.poll() is not None
     ended: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(exit_fd, lambda: ended.done() or ended.set_result(None))
+
+    def readable() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    loop.add_reader(exit_fd, readable)
     try:
         done, _ = await asyncio.wait({ended}, timeout=seconds)
         return bool(done)
@@ -150,7 +171,8 @@ def inherited_environment(environ: Mapping[str, str], inherit: bool | Sequence[s
 
 
 class LocalExecutor(WardenExecutor):
-    """Runs commands on this machine. The options are those of `WardenConfig`, and `env_inherit` (see `LocalPlace`).
+    """Runs commands on this machine. The options are those of `WardenConfig`, and `env_inherit` (see
+    `LocalPlace`).
 
     `workdir` defaults to this process's working directory, taken now; a relative one is relative to that.
     """
@@ -159,31 +181,9 @@ class LocalExecutor(WardenExecutor):
         self,
         *,
         workdir: str | PurePath | None = None,
-        timeout_ms: int = 120_000,
-        max_timeout_ms: int = 600_000,
-        max_output_bytes: int = 64_000,
-        max_spill_bytes: int = 1 << 30,
-        max_spill_total_bytes: int = 4 << 30,
-        kill_grace_ms: int = 3_000,
-        open_timeout_ms: int = 30_000,
-        max_finished_tasks: int = 1_000,
-        spill_dir: str | None = None,
-        shell: str | None = None,
-        env: Mapping[str, str] | None = None,
         env_inherit: bool | Sequence[str] = True,
+        **options: Unpack[WardenOptions],
     ) -> None:
-        config = WardenConfig(
-            workdir=posix_path(os.getcwd()) / posix_path(workdir if workdir is not None else "."),
-            timeout_ms=timeout_ms,
-            max_timeout_ms=max_timeout_ms,
-            max_output_bytes=max_output_bytes,
-            max_spill_bytes=max_spill_bytes,
-            max_spill_total_bytes=max_spill_total_bytes,
-            kill_grace_ms=kill_grace_ms,
-            open_timeout_ms=open_timeout_ms,
-            max_finished_tasks=max_finished_tasks,
-            spill_dir=spill_dir,
-            shell=shell,
-            env=dict(env or {}),
-        )
+        here = posix_path(Path.cwd())
+        config = WardenConfig(workdir=here / posix_path(workdir or "."), **options)
         super().__init__(LocalPlace(inherit=env_inherit), config)

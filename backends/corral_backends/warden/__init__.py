@@ -1,13 +1,12 @@
 """Both ends of the warden: the host's in Python, the place's in C under `src/`.
 
-For authors of backends: a `Place` makes a place and hands over a `DuplexStream` to a warden in it; a `WardenExecutor`
-on top of it is a whole `BashExecutor`. `find_warden` is the program to put there.
-"""
+For authors of backends: a `Place` makes a place and hands over a `DuplexStream` to a warden in it; a
+`WardenExecutor` on top of it is a whole `BashExecutor`. `find_warden` is the program to put there."""
 
 from __future__ import annotations
 
 from .binary import find_warden
-from .config import WardenConfig, posix_path
+from .config import WardenConfig, WardenOptions, posix_path
 from .executor import WardenExecutor
 from .place import DuplexStream, Place, Receiver, SocketStream
 
@@ -18,6 +17,7 @@ __all__ = [
     "SocketStream",
     "WardenConfig",
     "WardenExecutor",
+    "WardenOptions",
     "find_warden",
     "posix_path",
 ]

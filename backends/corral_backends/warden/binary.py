@@ -16,9 +16,8 @@ _ALIASES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 def find_warden(machine: str) -> Path:
     """The warden for an architecture, named as `uname -m` names it.
 
-    The environment variable `CORRAL_WARDEN` names another one, for tests and for architectures that no release
-    carries. `UnsupportedPlaceError` when there is none.
-    """
+    The environment variable `CORRAL_WARDEN` names another one, for tests and for architectures that no
+    release carries. `UnsupportedPlaceError` when there is none."""
     override = os.environ.get("CORRAL_WARDEN")
     machine = _ALIASES.get(machine.lower(), machine)
     path = Path(override) if override else BIN / f"corral-warden-{machine}"

@@ -45,9 +45,8 @@ class Observer(Protocol):
 class Command(Conversation):
     """State of one command; a background task has a `record`.
 
-    `cause` is the first thing that the host did to end it. `finished` is set once, by the executor's funnel, and then
-    `error` is why there is no result.
-    """
+    `cause` is the first thing that the host did to end it. `finished` is set once, by the executor's funnel,
+    and then `error` is why there is no result."""
 
     def __init__(
         self, spec: BashExecSpec, observer: Observer, *, limit: int, record: TaskRecord | None = None

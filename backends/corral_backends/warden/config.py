@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import PurePath, PurePosixPath
-from typing import Final
+from typing import Final, TypedDict
 
 QUIET_ENVIRONMENT: Final = {"NO_COLOR": "1", "TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat"}
 """So that neither colours nor pagers garble what a program reads. A request's `env` may say otherwise."""
+
+START_DIRECTORY: Final = PurePosixPath()
 
 MAX_RING: Final = 16 << 20
 """The protocol's bound on `max_output_bytes`."""
@@ -18,7 +20,7 @@ MAX_RING: Final = 16 << 20
 class WardenConfig:
     """Defaults and bounds of an executor. `ValueError`, naming the option, for what cannot be."""
 
-    workdir: PurePosixPath = PurePosixPath(".")
+    workdir: PurePosixPath = START_DIRECTORY
     """Where commands run that do not say otherwise. Relative: to the place's start directory."""
     timeout_ms: int = 120_000
     """Limit of a foreground run that asks for none."""
@@ -71,6 +73,22 @@ class WardenConfig:
             if path is not None and not (isinstance(path, str) and path.startswith("/") and "\0" not in path):
                 msg = f"{name} must be an absolute path of the place, not {path!r}"
                 raise ValueError(msg)
+
+
+class WardenOptions(TypedDict, total=False):
+    """`WardenConfig` as keyword arguments of a backend's constructor, but for `workdir`, whose default differs."""
+
+    timeout_ms: int
+    max_timeout_ms: int
+    max_output_bytes: int
+    max_spill_bytes: int
+    max_spill_total_bytes: int
+    kill_grace_ms: int
+    open_timeout_ms: int
+    max_finished_tasks: int
+    spill_dir: str | None
+    shell: str | None
+    env: Mapping[str, str]
 
 
 def posix_path(path: str | PurePath) -> PurePosixPath:

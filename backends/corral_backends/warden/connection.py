@@ -20,7 +20,8 @@ class Conversation(ABC):
 
     @abstractmethod
     def on_message(self, message: Message) -> bool:
-        """Take a message with this number; `True` when it was the last. `ProtocolViolation` if it is not due."""
+        """Take a message with this number; `True` when it was the last. `ProtocolViolation` if it is not
+        due."""
 
     @abstractmethod
     def on_lost(self, why: str) -> None:

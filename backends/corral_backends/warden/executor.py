@@ -43,14 +43,16 @@ from .session import Session
 from .trouble import start_error
 
 KILL_MARGIN_S = 1.0
-"""The warden answers a kill within the grace and 0.9 s; past the grace and this, the host stops waiting for it."""
+"""The warden answers a kill within the grace and 0.9 s; past the grace and this, the host stops waiting for
+it."""
 
 CREDIT_PAUSE_S = 0.1
 """How often a stream that nobody reads is sampled, so that its tail stays fresh at a bounded cost."""
 
 
 class WardenExecutor(BashExecutor):
-    """Runs commands through a warden in a `Place`. Backends subclass it, or just construct it with their place.
+    """Runs commands through a warden in a `Place`. Backends subclass it, or just construct it with their
+    place.
 
     The warden supervises; here are decided the limits, the causes of ends, what is remembered, who is told.
     """
@@ -184,7 +186,7 @@ class WardenExecutor(BashExecutor):
     def read_output(self, task_id: BashTaskId) -> BashTaskRead:
         self._check_usable("read_output")
         command = self._known(task_id)
-        assert command.record is not None  # noqa: S101  # only background tasks are in the table
+        assert command.record is not None  # only background tasks are in the table
         status = command.record.task.status
         final = status is not TaskStatus.RUNNING
         stdout, stderr = (stream.read(final=final) for stream in command.streams)
@@ -237,7 +239,7 @@ class WardenExecutor(BashExecutor):
     def _give_up(self, command: Command) -> None:
         """The place owes the end of this command, and the bound is over."""
         if not command.finished and command.connection is not None:
-            self._lose(command, f"the place did not confirm within {self._grace_s + KILL_MARGIN_S} s that it is gone")
+            self._lose(command, f"the place did not confirm its end within {self._grace_s + KILL_MARGIN_S} s")
             self._session.suspect(command.connection)
 
     async def _end_cancelled(self, command: Command) -> None:
@@ -274,8 +276,8 @@ class WardenExecutor(BashExecutor):
         if error is None:
             record.finished(exit_code=command.exit_code, signal=command.signal, reason=command.reason)
         else:
-            if not isinstance(error, CorralError):  # a ValueError of the place's kernel has nobody to be raised at
-                error = SpawnError(str(error))
+            if not isinstance(error, CorralError):
+                error = SpawnError(str(error))  # a ValueError has nobody to be raised at
             reason = EndReason.LOST if isinstance(error, PlaceLostError) else command.cause
             record.failed(error=error, reason=reason)
         self._finished.append(record.task.id)
@@ -320,7 +322,7 @@ class WardenExecutor(BashExecutor):
 
     def on_gone(self, command: Command) -> None:
         if command.cause is None and command.supervisor_lost:
-            self._lose(command, "its supervisor was killed, so nobody saw how it ended; its processes were killed")
+            self._lose(command, "its supervisor was killed, and so were its processes; nobody saw its exit")
         else:
             self._finish(command)
 

@@ -47,9 +47,7 @@ class Fetch(Conversation):
     async def chunks(self, connection: Connection, path: str) -> AsyncIterator[bytes]:
         """The file's bytes from the offset on. Errors as in `BashExecutor.fetch`."""
         number = connection.begin(self)
-        connection.send(
-            protocol.fetch(number, protocol.encode_text(path), offset=self._at, credit=WINDOW)
-        )
+        connection.send(protocol.fetch(number, protocol.encode_text(path), offset=self._at, credit=WINDOW))
         over = False
         try:
             while (chunk := await self._arrived.get()) is not None:

@@ -24,9 +24,8 @@ class Receiver(Protocol):
 class DuplexStream(ABC):
     """One ordered, reliable byte stream to a warden and back.
 
-    Used from the executor's event loop only. An implementation whose connection lives in another thread crosses over
-    with `loop.call_soon_threadsafe`.
-    """
+    Used from the executor's event loop only. An implementation whose connection lives in another thread
+    crosses over with `loop.call_soon_threadsafe`."""
 
     @abstractmethod
     def start(self, receiver: Receiver) -> None:
@@ -38,35 +37,33 @@ class DuplexStream(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the stream at once, dropping what was not sent. `Receiver.ended` is still called. Idempotent."""
+        """End the stream at once, dropping what was not sent. `Receiver.ended` is still called.
+        Idempotent."""
 
 
 class Place(ABC):
     """Where commands run. Opened lazily, by the first command; closed by `dispose`, or when it was lost.
 
-    After a loss it is closed, and the next command opens it again, so both must be repeatable in turn. They never
-    overlap. An executor has one place, and a place one executor.
-    """
+    After a loss it is closed, and the next command opens it again, so both must be repeatable in turn. They
+    never overlap. An executor has one place, and a place one executor."""
 
     lease_ms: int = 0
-    """How long the warden waits for a sign of life before it takes the host for dead. 0 where the end of the stream
-    can be relied on."""
+    """How long the warden waits for a sign of life before it takes the host for dead. 0 where the end of the
+    stream can be relied on."""
 
     @abstractmethod
     async def open(self) -> DuplexStream:
         """Make the place, put a warden into it, connect.
 
-        Raises `PlaceOpenError` or `UnsupportedPlaceError` (with stage, remedy, retryable); when it raises or is
-        cancelled, nothing is left behind. The caller applies `open_timeout_ms`.
-        """
+        Raises `PlaceOpenError` or `UnsupportedPlaceError` (with stage, remedy, retryable); when it raises or
+        is cancelled, nothing is left behind. The caller applies `open_timeout_ms`."""
 
     @abstractmethod
     async def close(self) -> None:
         """Unmake what `open` made. Idempotent, bounded in time, also after a failed `open` and after a loss.
 
-        The stream has been closed, and the warden, if all went well, has said good-bye. What it could not reach is
-        a `PlaceLostError`, after everything else was done.
-        """
+        The stream has been closed, and the warden, if all went well, has said good-bye. What it could not
+        reach is a `PlaceLostError`, after everything else was done."""
 
     async def remove_spills(self, directory: PurePosixPath) -> None:  # noqa: B027  # optional
         """Remove the spill directory of a warden that was lost. For places that have a way to it."""
@@ -125,7 +122,7 @@ class _Adapter(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(receiver.ended, *self._ended)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # what create_connection promises
+        assert isinstance(transport, asyncio.Transport)  # what create_connection promises
         self.transport = transport
         transport.pause_reading()
 

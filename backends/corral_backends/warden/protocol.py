@@ -1,9 +1,8 @@
 """Frames and messages of the warden protocol, version 1. `src/PROTOCOL.md` is the reference.
 
-Everything that comes from the stream is hostile input: a place may be under the control of the commands that run in
-it. `FrameParser` bounds every length and accepts only what the protocol allows; anything else is a
-`ProtocolViolation`, after which the stream is of no more use.
-"""
+Everything that comes from the stream is hostile input: a place may be under the control of the commands that
+run in it. `FrameParser` bounds every length and accepts only what the protocol allows; anything else is a
+`ProtocolViolation`, after which the stream is of no more use."""
 
 from __future__ import annotations
 
@@ -316,7 +315,8 @@ def _parse(kind: int, flags: int, task: int, payload: bytes | memoryview) -> Mes
     elif kind == FrameType.END:
         message = End(task, bool(flags), _parse_stream_end(reader), _parse_stream_end(reader))
     elif kind == FrameType.GONE:
-        message = Gone(task, *reader.unpack(_U32), bool(flags))
+        (survivors,) = reader.unpack(_U32)
+        message = Gone(task, survivors, bool(flags))
     elif kind == FrameType.ERROR:
         code, _, errno = reader.unpack(_ERROR)
         message = Failed(task, ErrorCode(code), errno, reader.text())

@@ -39,9 +39,9 @@ class Session:
     async def opened(self, signal: AbortSignal | None) -> Connection:
         """The connection; opens the place unless somebody already does.
 
-        Returns early, by raising `PlaceOpenError`, when `signal` is aborted or the opening was stopped: the caller
-        knows why. Cancelling a waiter cancels only its waiting. A failed opening is told to all who waited for it.
-        """
+        Returns early, by raising `PlaceOpenError`, when `signal` is aborted or the opening was stopped: the
+        caller knows why. Cancelling a waiter cancels only its waiting. A failed opening is told to all who
+        waited for it."""
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open(), name="corral-open")
             self._opening.add_done_callback(self._opening_done)
@@ -157,11 +157,16 @@ async def _first_of(opening: asyncio.Task[Connection], signal: AbortSignal | Non
     loop = asyncio.get_running_loop()
     aborted: asyncio.Future[None] = loop.create_future()
 
-    def on_abort() -> None:
-        loop.call_soon_threadsafe(lambda: aborted.done() or aborted.set_result(None))
+    def wake() -> None:
+        if not aborted.done():
+            aborted.set_result(None)
 
-    forget = signal.on_abort(on_abort)
+    def from_any_thread() -> None:
+        loop.call_soon_threadsafe(wake)
+
+    forget = signal.on_abort(from_any_thread)
+    waited: set[asyncio.Future[None] | asyncio.Task[Connection]] = {opening, aborted}
     try:
-        await asyncio.wait({opening, aborted}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     finally:
         forget()

@@ -27,10 +27,14 @@ def start_error(failed: Failed, spec: BashExecSpec) -> PlaceError | ValueError:
         )
     if failed.code is ErrorCode.SHELL:
         return ShellNotFoundError(
-            f"bash cannot be run in this place: {detail}", remedy="Install bash there, or set the option `shell`."
+            f"bash cannot be run in this place: {detail}",
+            remedy="Install bash there, or set the option `shell`.",
         )
     if failed.code is ErrorCode.TOO_LARGE:
         size = sum(len(name) + len(value) + 2 for name, value in spec.env.items())
-        return ValueError(f"env is too large for the place's kernel together with what it inherits ({size} bytes)")
+        return ValueError(
+            f"env ({size} bytes), with what it is added to, is too large for the place's kernel"
+        )
     retryable = failed.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-    return SpawnError(f"the command could not be started: {detail}", errno=failed.errno or None, retryable=retryable)
+    msg = f"the command could not be started: {detail}"
+    return SpawnError(msg, errno=failed.errno or None, retryable=retryable)
