@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def copy_of_tree(target: Path) -> Path:
-    """What git would commit, so that nothing of an earlier build slips in; all files where there is no git."""
+    """What git would commit, so that nothing of an earlier build slips in; without git, all files."""
     if shutil.which("git") and (ROOT / ".git").exists():
         git = ["git", "-c", f"safe.directory={ROOT}"]
         command = [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
