@@ -34,21 +34,21 @@ class _Latch:
 
     A latch with `sources` is set as soon as one of them is. It registers itself with them only while somebody
     is registered with it, so a long-lived signal does not collect one entry for each `any()` ever made from
-    it. Sources never have sources themselves, and the lock of a source is only ever taken inside the lock of
-    the latch that watches it, never the other way round. No lock is held while a callback runs.
+    it. Sources never have sources themselves, so a signal can be extended by `any()` without end, and the
+    lock of a source is only ever taken inside the lock of a latch that watches it, never the other way round.
+    No lock is held while a callback runs.
 
     The locks are reentrant, and every registration is entered before the state is looked at, because a Python
     signal handler may abort in the middle of any method here, in the same thread.
     """
 
-    __slots__ = ("_callbacks", "_lock", "_outcome", "_watching", "sources")
+    __slots__ = ("_callbacks", "_lock", "_outcome", "sources")
 
     def __init__(self, sources: tuple[_Latch, ...] = ()) -> None:
         self.sources = sources
         self._lock = RLock()
         self._callbacks: dict[object, Callable[[], None]] = {}
         self._outcome: _Outcome | None = None
-        self._watching = False
 
     def outcome(self) -> _Outcome | None:
         """What the latch was set with, or None. Calls nobody."""
@@ -69,10 +69,8 @@ class _Latch:
         key = object()
         with self._lock:
             self.enter(key, callback)
-            if self.sources and not self._watching:
-                self._watching = True
-                for source in self.sources:
-                    source.enter(self, self.call_all)
+            for source in self.sources:
+                source.enter(self, self.call_all)
         if self.outcome() is not None and (mine := self.remove(key)) is not None:
             call_each([mine], "an abort callback")
 
@@ -89,8 +87,7 @@ class _Latch:
     def remove(self, key: object) -> Callable[[], None] | None:
         with self._lock:
             callback = self._callbacks.pop(key, None)
-            if self._watching and not self._callbacks:
-                self._watching = False
+            if not self._callbacks:
                 for source in self.sources:
                     source.remove(self)
             return callback

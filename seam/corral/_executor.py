@@ -181,7 +181,7 @@ class BashExecutor(ABC):
         Never raises, but for a `KeyboardInterrupt` or `SystemExit` of a listener, and only after all were
         called.
         """
-        if self.__disposed or task in self.__notified:
+        if task in self.__notified:
             return
         if task.status is TaskStatus.RUNNING:
             logger.error("notify_task_done: %r has not ended; no listener was called", task, stack_info=True)
@@ -290,9 +290,7 @@ class BashExecutor(ABC):
 class _Disposal:
     """An awaitable of a disposal that any number of waiters share, and none of them cancels.
 
-    Not a shielded future: one that nobody awaited would complain of an error that another waiter was given,
-    and one whose waiter was cancelled would swallow the error. Here asyncio reports it if it was given to
-    nobody.
+    Not a future for each call: one that nobody awaits would complain of an error that another was given.
     """
 
     __slots__ = ("_task",)
@@ -307,5 +305,4 @@ class _Disposal:
         if asyncio.current_task() is self._task:
             msg = "the disposal of an executor waits for itself; _dispose() must not await dispose()"
             raise RuntimeError(msg)
-        await asyncio.wait({self._task})
-        self._task.result()
+        await asyncio.shield(self._task)

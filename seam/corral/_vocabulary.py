@@ -213,6 +213,8 @@ class StreamRead:
     """How much between the end of the previous read and `start` was lost to the bound on memory."""
     spill_path: PurePosixPath | None
     """As in `CollectedOutput`: where the full stream is, if it was more than is kept in memory."""
+    spill_start: int
+    """As in `CollectedOutput`: what is before this offset is not in the file any more. 0 without a file."""
 
     def __post_init__(self) -> None:
         if self.end - self.start != len(self.data):

@@ -98,7 +98,9 @@ class MemoryExecutor(BashExecutor):
         self._check_usable("read_output")
         if task_id not in self._records:
             raise UnknownTaskError(task_id)
-        nothing = StreamRead(data=b"", text="", start=0, end=0, dropped_bytes=0, spill_path=None)
+        nothing = StreamRead(
+            data=b"", text="", start=0, end=0, dropped_bytes=0, spill_path=None, spill_start=0
+        )
         return BashTaskRead(
             stdout=nothing, stderr=nothing, lossy=False, status=self._records[task_id].task.status
         )

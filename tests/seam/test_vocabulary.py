@@ -24,6 +24,7 @@ def tail(stream: bytes, dropped: int) -> CollectedOutput:
 
 def read(**fields: object) -> StreamRead:
     default = {"data": b"", "text": "", "start": 0, "end": 0, "dropped_bytes": 0, "spill_path": None}
+    default["spill_start"] = 0
     return StreamRead(**{**default, **fields})  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from corral import BashExecSpec, BashRunResult, CollectedOutput, EndReason, Task
 
 from .connection import Connection, Conversation
 from .output import StreamBuffer
-from .protocol import Data, End, Exit, ExitKind, Failed, Gone, Message, ProtocolViolation, Started
+from .protocol import Data, End, Exit, ExitKind, Failed, Gone, Message, ProtocolViolation, Spill, Started
 
 
 class Stage(IntEnum):
@@ -66,7 +66,9 @@ class Command(Conversation):
         self.error: Exception | None = None
         self.finished = False
         self.waiter: asyncio.Future[None] | None = None
-        self.timers: list[asyncio.TimerHandle] = []
+        self.patience: asyncio.TimerHandle | None = None  # until it is started
+        self.limit: asyncio.TimerHandle | None = None  # its timeout
+        self.guard: asyncio.TimerHandle | None = None  # the bound on its end, once it was told to die
         self.forget_abort: Callable[[], None] | None = None
 
     # --- what the session calls
@@ -77,6 +79,8 @@ class Command(Conversation):
             self.streams[message.stream].add(message.offset, message.data)
             self.owed[message.stream] += len(message.data)
             self._observer.on_output(self)
+        elif isinstance(message, Spill) and Stage.STARTED <= stage <= Stage.EXITED:
+            self.streams[message.stream].spilling(message.path, message.start)
         elif isinstance(message, Started) and stage is Stage.SENT:
             self.stage = Stage.STARTED
             self.started_at = time.monotonic()
@@ -110,6 +114,12 @@ class Command(Conversation):
     def on_lost(self, why: str) -> None:
         self.stage = Stage.GONE
         self._observer.on_lost(self, why)
+
+    def cancel_timers(self) -> None:
+        for timer in (self.patience, self.limit, self.guard, self.credit_timer):
+            if timer is not None:
+                timer.cancel()
+        self.patience = self.limit = self.guard = self.credit_timer = None
 
     # --- how it ended
 

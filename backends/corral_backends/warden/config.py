@@ -76,7 +76,7 @@ class WardenConfig:
 
 
 class WardenOptions(TypedDict, total=False):
-    """`WardenConfig` as keyword arguments of a backend's constructor, but for `workdir`, whose default differs."""
+    """`WardenConfig` as keyword arguments of a backend, but for `workdir`, whose default differs."""
 
     timeout_ms: int
     max_timeout_ms: int

@@ -46,6 +46,11 @@ KILL_MARGIN_S = 1.0
 """The warden answers a kill within the grace and 0.9 s; past the grace and this, the host stops waiting for
 it."""
 
+START_S = 10.0
+START_BYTES_PER_S = 50_000
+"""A command that has not been started after this time, and the time that its text may take on a slow link,
+makes its warden suspect."""
+
 CREDIT_PAUSE_S = 0.1
 """How often a stream that nobody reads is sampled, so that its tail stays fresh at a bounded cost."""
 
@@ -164,6 +169,9 @@ class WardenExecutor(BashExecutor):
             credit=self._config.max_output_bytes,
         )
         connection.send(*frames)
+        patience = START_S + (len(spec.command) + len(spec.stdin or b"")) / START_BYTES_PER_S
+        loop = asyncio.get_running_loop()
+        command.patience = loop.call_later(patience, self._session.suspect, connection)
         if command.forget_abort is None:
             self._listen_for_abort(command)
 
@@ -233,7 +241,7 @@ class WardenExecutor(BashExecutor):
             return True
         command.connection.send(protocol.kill(command.number, self._config.kill_grace_ms))
         loop = asyncio.get_running_loop()
-        command.timers.append(loop.call_later(self._grace_s + KILL_MARGIN_S, self._give_up, command))
+        command.guard = loop.call_later(self._grace_s + KILL_MARGIN_S, self._give_up, command)
         return True
 
     def _give_up(self, command: Command) -> None:
@@ -260,9 +268,7 @@ class WardenExecutor(BashExecutor):
         if command.finished:
             return
         command.finished = True
-        for timer in command.timers:
-            timer.cancel()
-        command.timers.clear()
+        command.cancel_timers()
         if command.forget_abort is not None:
             command.forget_abort()
             command.forget_abort = None
@@ -291,13 +297,16 @@ class WardenExecutor(BashExecutor):
     # --- what commands tell (`Observer`)
 
     def on_started(self, command: Command) -> None:
+        if command.patience is not None:
+            command.patience.cancel()
+            command.patience = None
         if command.record is not None:
             if not command.finished:
                 command.record.started()
         elif command.cause is None:
             loop = asyncio.get_running_loop()
             limit = command.spec.timeout_ms / 1000
-            command.timers.append(loop.call_later(limit, self._end, command, EndReason.TIMED_OUT))
+            command.limit = loop.call_later(limit, self._end, command, EndReason.TIMED_OUT)
 
     def on_output(self, command: Command) -> None:
         if command.credit_timer is None and max(command.owed) * 2 >= self._config.max_output_bytes:

@@ -46,6 +46,10 @@ class StreamBuffer:
             del self._data[:excess]
             self._start += excess
 
+    def spilling(self, path: PurePosixPath | None, start: int) -> None:
+        """The file that has the whole stream from `start` on, while it is being written."""
+        self._spill_path, self._spill_start = path, start
+
     def finish(self, end: StreamEnd) -> None:
         """The stream is complete. `ProtocolViolation` when the tail that END promises did not come."""
         if end.total != self.end:
@@ -60,7 +64,7 @@ class StreamBuffer:
             total_bytes=self.end,
             dropped_bytes=self._start,
             spill_path=self._spill_path,
-            spill_start=self._spill_start,
+            spill_start=min(self._spill_start, self.end),  # the file may be ahead of a stream that was lost
         )
 
     def read(self, *, final: bool) -> StreamRead:
@@ -85,6 +89,7 @@ class StreamBuffer:
             end=self._cursor,
             dropped_bytes=dropped,
             spill_path=self._spill_path,
+            spill_start=self._spill_start,
         )
 
 

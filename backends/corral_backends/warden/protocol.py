@@ -50,6 +50,7 @@ class FrameType(IntEnum):
     ERROR = 0x87
     PONG = 0x88
     BYE = 0x89
+    SPILL = 0x8A
 
 
 class ErrorCode(IntEnum):
@@ -116,6 +117,14 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class Spill:
+    task: int
+    stream: int
+    start: int
+    path: PurePosixPath | None
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEnd:
     total: int
     spill_start: int
@@ -158,7 +167,7 @@ class Bye:
     pass
 
 
-Message: TypeAlias = Ready | Started | Data | Exit | End | Gone | Failed | Pong | Bye
+Message: TypeAlias = Ready | Started | Data | Spill | Exit | End | Gone | Failed | Pong | Bye
 
 
 # --- host to warden
@@ -305,6 +314,13 @@ def _parse(kind: int, flags: int, task: int, payload: bytes | memoryview) -> Mes
     if kind == FrameType.DATA and flags in (1, 2):
         (offset,) = reader.unpack(_U64)
         return Data(task, flags - 1, offset, reader.take(len(payload) - _U64.size))
+    if kind == FrameType.SPILL and flags in (1, 2):
+        (start,), path = reader.unpack(_U64), reader.text()
+        if path and not path.startswith("/"):
+            msg = "a spill path that is not absolute"
+            raise ProtocolViolation(msg)
+        reader.end()
+        return Spill(task, flags - 1, start, PurePosixPath(path) if path else None)
     if flags and not (flags == 1 and kind in (FrameType.END, FrameType.GONE)):
         msg = f"flags {flags} on a frame of type {kind:#x}"
         raise ProtocolViolation(msg)

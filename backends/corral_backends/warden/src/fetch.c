@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,7 +25,12 @@ _Noreturn void fetch_main(const char *path, uint64_t offset, int out)
         _exit(EISDIR);
     if (!S_ISREG(info.st_mode))
         _exit(EINVAL);                    /* a device or a FIFO has no end to wait for */
-    if (offset && lseek(fd, (off_t)offset, SEEK_SET) < 0)
+    size_t ours = strlen(settings.spill_dir);
+    bool is_spill = strncmp(path, settings.spill_dir, ours) == 0 && path[ours] == '/';
+    off_t data = is_spill ? lseek(fd, (off_t)offset, SEEK_DATA) : (off_t)offset;
+    if (data > (off_t)offset)
+        _exit(ENODATA);                   /* the head was released: zeros here were never written by a command */
+    if (lseek(fd, (off_t)offset, SEEK_SET) < 0)
         _exit(errno);
     for (;;) {
         ssize_t n = read(fd, buffer, sizeof buffer);

@@ -183,6 +183,9 @@ static void spill(int stream, const uint8_t *data, size_t size)
             unlink(p->spill.path);        /* at once: a full disk is short of just these blocks */
         free(p->spill.path);
         p->spill.path = NULL;
+        atomic_store(&s->spill_state, SPILL_FAILED);
+    } else {
+        atomic_store(&s->spill_start, p->spill.start);
     }
 }
 

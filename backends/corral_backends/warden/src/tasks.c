@@ -400,6 +400,23 @@ void task_readable(struct task *task)
 
 /* ---- what the host hears ---- */
 
+/* Before the first DATA after a spill file was made, withdrawn, or lost some of its head, the host is told so. */
+static void send_spill(struct task *task, int stream)
+{
+    struct shared_stream *s = &task->shared->stream[stream];
+    struct out_stream *o = &task->out[stream];
+    uint32_t state = atomic_load(&s->spill_state);
+    uint64_t start = atomic_load(&s->spill_start);
+    if (state == o->told_state && start == o->told_start)
+        return;
+    o->told_state = state;
+    o->told_start = start;
+    char *path = state == SPILL_OPEN ? spill_path(task->id, stream) : strdup("");
+    uint8_t *p = begin_frame(F_SPILL, (uint8_t)(stream + 1), task->id, 12 + strlen(path));
+    put_text(put_u64(p, start), path, strlen(path));
+    free(path);
+}
+
 /* Copies out of a ring that may be written meanwhile; see struct shared_stream. */
 static bool send_stream(struct task *task, int stream, uint64_t *credit)
 {
@@ -433,6 +450,8 @@ static bool send_stream(struct task *task, int stream, uint64_t *credit)
         uint64_t end = o->sent + n;
         if (from < end) {
             size_t size = (size_t)(end - from);
+            if (credit)
+                send_spill(task, stream);
             memcpy(put_u64(begin_frame(F_DATA, (uint8_t)(stream + 1), task->id, 8 + size), from),
                    copy + (from - o->sent), size);
             if (credit)

@@ -31,7 +31,7 @@ enum {
 
 enum frame_type {
     F_HELLO = 0x01, F_START, F_TEXT, F_STDIN, F_KILL, F_CREDIT, F_PING, F_SHUTDOWN, F_FORGET, F_FETCH,
-    F_READY = 0x81, F_STARTED, F_DATA, F_EXIT, F_END, F_GONE, F_ERROR, F_PONG, F_BYE,
+    F_READY = 0x81, F_STARTED, F_DATA, F_EXIT, F_END, F_GONE, F_ERROR, F_PONG, F_BYE, F_SPILL,
 };
 
 enum error_code { E_WORKDIR = 1, E_SHELL, E_SPAWN, E_TOO_LARGE, E_PROTOCOL, E_REFUSED, E_FILE };
@@ -84,6 +84,8 @@ enum task_state { T_ASSEMBLING, T_RUNNING, T_FETCHING };
 struct out_stream {
     uint64_t sent;                /* offset up to which DATA was sent, or skipped */
     uint64_t credit;
+    uint64_t told_start;          /* what SPILL said last */
+    uint32_t told_state;
 };
 
 struct task {
