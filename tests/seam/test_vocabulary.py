@@ -23,8 +23,9 @@ def tail(stream: bytes, dropped: int) -> CollectedOutput:
 
 
 def read(**fields: object) -> StreamRead:
-    default = {"data": b"", "text": "", "start": 0, "end": 0, "dropped_bytes": 0, "spill_path": None}
-    default["spill_start"] = 0
+    default: dict[str, object] = {
+        "data": b"", "text": "", "start": 0, "end": 0, "dropped_bytes": 0, "spill_path": None, "spill_start": 0,
+    }  # fmt: skip
     return StreamRead(**{**default, **fields})  # type: ignore[arg-type]
 
 
