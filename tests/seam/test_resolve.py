@@ -5,6 +5,7 @@ import enum
 import math
 import os
 import re
+import resource
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath, PurePosixPath, PureWindowsPath
@@ -269,6 +270,7 @@ class TestEnv:
         with pytest.raises(ValueError, match=f"env: NAME takes {MAX_STRING + 1} bytes"):
             resolve(env={"NAME": value + "x"})
 
+    @pytest.mark.skipif(resource.getpagesize() != 4096, reason="the kernel allows 32 pages")
     def test_the_kernel_draws_the_line_there_too(self) -> None:
         """The bound on one string, asked of the kernel itself."""
         fits = "x" * (MAX_STRING - len("NAME="))

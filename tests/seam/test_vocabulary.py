@@ -23,10 +23,8 @@ def tail(stream: bytes, dropped: int) -> CollectedOutput:
 
 
 def read(**fields: object) -> StreamRead:
-    default: dict[str, object] = {
-        "data": b"", "text": "", "start": 0, "end": 0, "dropped_bytes": 0, "spill_path": None, "spill_start": 0,
-    }  # fmt: skip
-    return StreamRead(**{**default, **fields})  # type: ignore[arg-type]
+    offsets = {"start": 0, "end": 0, "dropped_bytes": 0, "spill_path": None, "spill_start": 0}
+    return StreamRead(**{"data": b"", "text": "", **offsets, **fields})  # type: ignore[arg-type]
 
 
 class TestText:
