@@ -330,7 +330,8 @@ class WardenExecutor(BashExecutor):
             self._finish(command)
 
     def on_gone(self, command: Command) -> None:
-        if command.cause is None and command.supervisor_lost:
+        never_seen = command.record is not None and command.record.task.started_at is None
+        if command.supervisor_lost and (command.cause is None or never_seen):
             self._lose(command, "its supervisor was killed, and so were its processes; nobody saw its exit")
         else:
             self._finish(command)

@@ -501,6 +501,7 @@ int dispatch(int in, int out, int host_pidfd)
                 task_readable(what);
             }
         }
+        tasks_bury();
         if (settings.lease_ms && now_ms() - last_heard >= settings.lease_ms)
             end_of_host();
         if (!host_gone)

@@ -19,7 +19,7 @@ enum { BUCKETS = 4096 };
 struct task *tasks_first, *tasks_last;
 unsigned task_count;
 bool output_blocked;                          /* some task waits for room in the queue */
-static struct task *buckets[BUCKETS];
+static struct task *buckets[BUCKETS], *graveyard;
 static uint64_t next_tick = UINT64_MAX;
 static uint64_t hunt_since;                   /* last death of an orphan; 0: no hunt */
 
@@ -90,7 +90,19 @@ void task_free(struct task *task)
     close_ctl(task);
     if (task->shared)
         munmap(task->shared, task->shared_size);
-    free(task);
+    task->shared = NULL;
+    task->next = graveyard;
+    graveyard = task;
+}
+
+/* Between two batches of events: an event may still point to a task that another one of its batch has ended. */
+void tasks_bury(void)
+{
+    while (graveyard) {
+        struct task *task = graveyard;
+        graveyard = task->next;
+        free(task);
+    }
 }
 
 /* ---- starting ---- */

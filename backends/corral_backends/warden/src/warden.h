@@ -189,6 +189,7 @@ extern bool output_blocked;
 struct task *task_find(uint32_t id);
 struct task *task_new(uint32_t id);
 void task_free(struct task *task);
+void tasks_bury(void);
 void task_start(struct task *task);
 void task_fetch(struct task *task, const char *path, uint64_t offset);
 void task_fail(struct task *task, enum error_code code, int error);
