@@ -129,9 +129,9 @@ class BashExecutor(ABC):
     def fetch(self, path: str | PurePath, *, start: int = 0) -> AsyncIterator[bytes]:
         """Read a file of the place, such as a `spill_path`, from the byte offset `start` to its end.
 
-        Chunks are of the backend's choosing and never empty. Everything happens during the iteration, also the
-        errors: `ValueError` for a path that is not absolute or a negative `start`; what the file refuses as the
-        `OSError` that it is in the place; what is wrong with the place as a `PlaceError`.
+        Chunks are of the backend's choosing and never empty. Everything happens during the iteration, also
+        the errors: `ValueError` for a path that is not absolute or a negative `start`; what the file refuses
+        as the `OSError` that it is in the place; what is wrong with the place as a `PlaceError`.
         """
 
     @abstractmethod
