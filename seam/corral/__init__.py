@@ -7,6 +7,8 @@ backends. It runs nothing by itself and depends on nothing.
 from __future__ import annotations
 
 from ._abort import AbortController, AbortSignal, Disposer
+from ._config import ConfigEntry, load_config, make_executor, open_context, parse_entries
+from ._context import Context, Scope
 from ._errors import (
     AbortedBeforeStartError,
     ConfigError,
@@ -54,7 +56,9 @@ __all__ = [
     "BashTaskListener",
     "BashTaskRead",
     "CollectedOutput",
+    "ConfigEntry",
     "ConfigError",
+    "Context",
     "CorralError",
     "Disposer",
     "DuplicateServiceError",
@@ -64,6 +68,7 @@ __all__ = [
     "PlaceError",
     "PlaceLostError",
     "PlaceOpenError",
+    "Scope",
     "ShellNotFoundError",
     "SpawnError",
     "StreamRead",
@@ -74,6 +79,10 @@ __all__ = [
     "WorkdirError",
     "backends",
     "load_backend",
+    "load_config",
+    "make_executor",
+    "open_context",
+    "parse_entries",
     "require_spec",
     "resolve_request",
 ]
