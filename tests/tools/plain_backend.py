@@ -55,7 +55,13 @@ class _Buffer:
         self.read_until = self.end
         text = data.decode(errors="replace")
         return StreamRead(
-            data=data, text=text, start=start, end=self.end, dropped_bytes=lost, spill_path=None
+            data=data,
+            text=text,
+            start=start,
+            end=self.end,
+            dropped_bytes=lost,
+            spill_path=None,
+            spill_start=0,
         )
 
     def collect(self) -> CollectedOutput:

@@ -29,7 +29,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def digest(data: bytes) -> str:
+def digest(data: bytes | bytearray) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -96,7 +96,7 @@ def test_output_that_outlasts_memory_while_the_command_goes_on(big: Path, tmp_pa
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     with Running("run", "--", f"head -c 30000000 {big}; read < {gate}; echo end") as running:
-        received = b""
+        received = bytearray()
         while len(received) < 30_000_000:
             chunk = os.read(stdout_of(running), 1 << 20)
             assert chunk
@@ -173,7 +173,7 @@ def test_our_line_begins_a_line() -> None:
 def lost(stderr: bytes) -> tuple[int, int]:
     """Of the one line about missing output: how many bytes, and of how many."""
     match = re.fullmatch(
-        rb"corral: (\d+) bytes of stdout are missing \(bytes (\d+)-(\d+).* of (\d+)\): (.*)\n", stderr
+        rb"corral: (\d+) bytes of stdout are missing \((\d+)-(\d+).* of (\d+)\): (.*)\n", stderr
     )
     assert match is not None, stderr
     return int(match[1]), int(match[4])

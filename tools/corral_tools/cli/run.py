@@ -50,7 +50,7 @@ With --json nothing is streamed; one object is printed at the end:
   OUTPUT is {"text": str, "total_bytes": int, "dropped_bytes": int, "truncated": bool,
    "spill_path": null, "spill_start": null}: the last --max-output bytes, as UTF-8 with
    U+FFFD for what is not. The spill is gone when corral exits, so its path is null.
-  When corral could not do its part (status 125):
+  When corral could not do its part (status 125), or was stopped before the command ran:
   {"error": {"type": str, "message": str, "stage": str|null, "remedy": str|null,
    "retryable": bool|null}}; for a place that was lost, "stdout" and "stderr" beside
    it hold what had come until then, if anything is known.

@@ -14,7 +14,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from corral import AbortController, BashExecRequest, CorralError
+from corral import AbortController, AbortedBeforeStartError, BashExecRequest, CorralError
 from corral_tools.cli import exits
 from corral_tools.cli.exits import CliError
 from corral_tools.cli.opening import open_executor
@@ -104,13 +104,13 @@ def run(options: RunOptions) -> int:
     return outcome.status
 
 
-def _failure(options: RunOptions, error: CorralError | CliError) -> Outcome:
+def _failure(options: RunOptions, error: CorralError | CliError, status: int = exits.TROUBLE) -> Outcome:
     if not options.as_json:
         exits.tell(exits.explain(error))
-        return Outcome(status=exits.TROUBLE)
+        return Outcome(status=status)
     from corral_tools.cli.report import failure_document  # json: only here
 
-    return Outcome(status=exits.TROUBLE, document=failure_document(error))
+    return Outcome(status=status, document=failure_document(error))
 
 
 def _read_stdin() -> bytes:
@@ -139,8 +139,21 @@ async def _session(options: RunOptions, stdin: bytes | None) -> Outcome:
         await asyncio.wait({work, hurry})
         if interrupts.first is None:
             return work.result()
-        document = work.result().document if not work.cancelled() and work.exception() is None else None
-        return Outcome(status=128 + interrupts.first, document=document)
+        return _interrupted(work, options, 128 + interrupts.first)
+
+
+def _interrupted(work: asyncio.Task[Outcome], options: RunOptions, status: int) -> Outcome:
+    """How a run ended that a signal has ended: with `status`, and what there is to report."""
+    if work.cancelled():  # a second signal: nothing was waited for
+        return Outcome(status=status)
+    error = work.exception()
+    if error is None:
+        return Outcome(status=status, document=work.result().document)
+    if not isinstance(error, CorralError | CliError):
+        raise error
+    if isinstance(error, AbortedBeforeStartError) and not options.as_json:
+        return Outcome(status=status)  # what was asked for
+    return _failure(options, error, status)
 
 
 def _open(options: RunOptions) -> BashExecutor:

@@ -18,12 +18,15 @@ from corral_tools.cli.values import format_duration
 
 if TYPE_CHECKING:
     import signal
+    from pathlib import PurePosixPath
 
     from corral import BashExecSpec, BashExecutor, BashTask, BashTaskRead, StreamRead
 
 MEMORY: Final = 4 << 20
 """Bytes per stream that the executor is asked to keep: a burst between two reads that needs no detour."""
 
+_RANGES: Final = 8
+"""How many ranges of missing output are told one by one."""
 _SHORTEST_POLL: Final = 0.002
 _LONGEST_POLL: Final = 0.025
 _SPILL_PATIENCE: Final = 1.0
@@ -91,11 +94,14 @@ class LiveRun:
             return
         self._status, self._line = status, line
         if self._task is not None:
-            try:
-                self._executor.kill(self._task.id)
-            except CorralError:
-                # Already forgotten: it has ended, and reading it tells the same.
-                pass
+            self._kill(self._task)
+
+    def _kill(self, task: BashTask) -> bool:
+        try:
+            return self._executor.kill(task.id)
+        except CorralError:
+            # Already forgotten, hence ended; reading it tells the same.
+            return False
 
     def _write_failed(self, name: str, error: OSError) -> None:
         if isinstance(error, BrokenPipeError):
@@ -104,10 +110,11 @@ class LiveRun:
             self._stop(exits.TROUBLE, exits.explain(exits.write_failure(name, error)))
         self._abandon.set()
 
-    def _timed_out(self, timeout_ms: int) -> None:
-        # An exit that was seen wins, however slowly its output is taken from us.
-        if not self._done.is_set():
-            self._stop(exits.TIMED_OUT, f"timed out after {format_duration(timeout_ms)}")
+    def _timed_out(self, task: BashTask, timeout_ms: int) -> None:
+        # An exit that the executor has seen wins, however slowly the output is taken from us.
+        if self._status is None and task.status is TaskStatus.RUNNING and self._kill(task):
+            self._status = exits.TIMED_OUT
+            self._line = f"timed out after {format_duration(timeout_ms)}"
 
     def _on_task_done(self, task: BashTask) -> None:
         if self._task is not None and task.id == self._task.id:
@@ -131,7 +138,7 @@ class LiveRun:
     def _arm(self, task: BashTask) -> None:
         if self._timeout_ms is not None and self._timer is None and task.started_at is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._timeout_ms / 1000, self._timed_out, self._timeout_ms)
+            self._timer = loop.call_later(self._timeout_ms / 1000, self._timed_out, task, self._timeout_ms)
 
     async def _deliver(self, read: BashTaskRead) -> None:
         """Both at once: a reader of one that is slow does not hold back what there is of the other."""
@@ -198,8 +205,10 @@ class _Stream:
         self.sink = sink
         self._executor = executor
         self._position = 0
-        self._lost: list[tuple[int, int]] = []
-        self._reason = "the backend kept no full copy of it"
+        self._lost_bytes = 0
+        self._lost_ranges: list[tuple[int, int]] = []
+        """The first of them; so many are told."""
+        self._reason: str | None = None
 
     def wants(self, read: StreamRead) -> bool:
         """Whether the read brings this stream any further."""
@@ -207,25 +216,37 @@ class _Stream:
 
     async def deliver(self, read: StreamRead) -> None:
         """Passes on what is new, gap included, and waits until the sink has room again."""
-        if read.start > self._position and not self.sink.broken:
-            await self._fill(read)
-        if read.start > self._position:
-            if not self.sink.broken:
-                self._lost.append((self._position, read.start))
-            self._position = read.start
+        if read.start > self._position and read.spill_path is not None:
+            self._skip_to(min(read.spill_start, read.start), "its full copy reached its limit of size")
+            await self._fill(read, read.spill_path)
+        self._skip_to(read.start, "the backend kept no full copy of it")
         self.sink.put(read.data)
         self._position = max(self._position, read.end)
         await self.sink.room()
 
-    async def _fill(self, read: StreamRead) -> None:
+    def _skip_to(self, offset: int, reason: str) -> None:
+        """Gives up what is before `offset`, because of `reason` if there is none yet."""
+        if offset <= self._position:
+            return
+        if not self.sink.broken:
+            self._lost_bytes += offset - self._position
+            ranges = self._lost_ranges
+            if ranges and ranges[-1][1] == self._position:
+                ranges[-1] = (ranges[-1][0], offset)
+            elif len(ranges) <= _RANGES:
+                ranges.append((self._position, offset))
+            self._reason = self._reason or reason
+        self._position = offset
+
+    async def _fill(self, read: StreamRead, spill: PurePosixPath) -> None:
         """Fetches [position, read.start) from the spill, as far as it goes."""
-        if read.spill_path is None:
+        if self.sink.broken:
             return
         loop = asyncio.get_running_loop()
         give_up = loop.time() + _SPILL_PATIENCE
         while True:
             before = self._position
-            chunks = self._executor.fetch(read.spill_path, start=before)
+            chunks = self._executor.fetch(spill, start=before)
             try:
                 async for chunk in chunks:
                     piece = chunk[: read.start - self._position]
@@ -249,13 +270,9 @@ class _Stream:
 
     def losses(self) -> str | None:
         """One line with the exact ranges that did not come, or None."""
-        if not self._lost:
+        if not self._lost_bytes:
             return None
-        total = sum(end - start for start, end in self._lost)
-        ranges = ", ".join(f"{start}-{end - 1}" for start, end in self._lost[:_RANGES])
-        more = f" and {len(self._lost) - _RANGES} more ranges" if len(self._lost) > _RANGES else ""
-        where = f"bytes {ranges}{more} of {self._position}"
-        return f"{total} bytes of {self.name} are missing ({where}): {self._reason}"
-
-
-_RANGES: Final = 8
+        ranges = ", ".join(f"{start}-{end - 1}" for start, end in self._lost_ranges[:_RANGES])
+        more = " and more" if len(self._lost_ranges) > _RANGES else ""
+        where = f"{ranges}{more} of {self._position}"
+        return f"{self._lost_bytes} bytes of {self.name} are missing ({where}): {self._reason}"
