@@ -12,9 +12,16 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+# On a busy machine a slow example says nothing. In CI hypothesis has a profile of its own that does the same.
+if "CI" not in os.environ:
+    settings.register_profile("corral", deadline=None)
+    settings.load_profile("corral")
 
 
 def local_problem() -> str | None:

@@ -151,7 +151,7 @@ def test_it_installs_into_an_empty_environment_without_a_compiler(
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return ran.stdout
 
-    run("-m", "pip", "install", "--disable-pip-version-check", str(wheel))
+    run("-m", "pip", "install", "--disable-pip-version-check", "--no-compile", str(wheel))
     run("-c", f"import {', '.join(sorted(PACKAGES))}")
     assert run("-c", "import corral; print(*corral.backends())").split() == ["local"]
     (folder,) = (tmp_path / "env").glob("lib/python*/site-packages")
