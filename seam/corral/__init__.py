@@ -26,7 +26,7 @@ from ._errors import (
 )
 from ._executor import BashExecutor
 from ._registry import BackendFactory, BackendInfo, backends, load_backend
-from ._resolve import require_spec, resolve_request
+from ._resolve import check_env, require_spec, resolve_request
 from ._task import BashTask, BashTaskListener, TaskRecord
 from ._vocabulary import (
     BashExecRequest,
@@ -78,6 +78,7 @@ __all__ = [
     "UnsupportedPlaceError",
     "WorkdirError",
     "backends",
+    "check_env",
     "load_backend",
     "load_config",
     "make_executor",

@@ -116,19 +116,16 @@ def _entry(item: object, where: str) -> ConfigEntry:
         msg = f"{where}: expected a mapping with id, name and config, found {type(item).__name__}"
         raise ConfigError(msg)
     mapping = cast("Mapping[object, object]", item)
-    name, entry_id, config = (
-        mapping.get("name"),
-        mapping.get("id", mapping.get("name")),
-        mapping.get("config"),
-    )
+    name, config = mapping.get("name"), mapping.get("config")
+    entry_id = mapping.get("id", name)
     label = entry_id if isinstance(entry_id, str) else None
     for key in mapping:
         if key not in _ENTRY_KEYS:
             raise _unknown(where, label, str(key), _ENTRY_KEYS)
-    for key, value in (("name", name), ("id", entry_id)):
+    for field_name, value in (("name", name), ("id", entry_id)):
         if not isinstance(value, str) or not value:
-            msg = f"{where}: {key} must be a string that is not empty, not {value!r}"
-            raise ConfigError(msg, entry=label, key=key)
+            msg = f"{where}: {field_name} must be a string that is not empty, not {value!r}"
+            raise ConfigError(msg, entry=label, key=field_name)
     if config is not None and not isinstance(config, Mapping):
         msg = f"{where}: config must be a mapping of options, not {config!r}"
         raise ConfigError(msg, entry=label, key="config")
@@ -185,9 +182,10 @@ def make_executor(entry: ConfigEntry, **defaults: object) -> BashExecutor:
     except (TypeError, ValueError) as error:
         # Constructors name the option first, as all errors of values here do.
         option = re.match(r"\w*", str(error))
-        key = option.group() if option and option.group() in parameters.known else None
+        found = option.group() if option else ""
+        blamed = written.get(found, found) if found in parameters.known else None
         msg = f"{where}: {error}"
-        raise ConfigError(msg, entry=entry.id, key=written.get(key, key) if key else None) from error
+        raise ConfigError(msg, entry=entry.id, key=blamed) from error
 
 
 def _factory(entry: ConfigEntry, where: str) -> BackendFactory:
@@ -229,8 +227,9 @@ class _Parameters:
 
 def _parameters(factory: BackendFactory) -> _Parameters:
     signature = inspect.signature(factory)
-    target = factory.__init__ if isinstance(factory, type) else factory
-    hints = typing.get_type_hints(target, include_extras=True)
+    # A class's own hints are those of its attributes; what it takes is what its constructor says.
+    constructor: object = getattr(factory, "__init__") if isinstance(factory, type) else factory  # noqa: B009
+    hints = typing.get_type_hints(constructor, include_extras=True)
     known: dict[str, object] = {}
     required: set[str] = set()
     takes_any = False
@@ -288,9 +287,11 @@ def _invalid(
     if first["type"] == "missing":
         return ConfigError(f"{where}: option {key!r} is missing", entry=entry.id, key=key)
     value: object = entry.config.get(key)
+    # A number may be shown; anything else may be a secret in the wrong place.
+    shown = repr(value) if isinstance(value, int | float) else f"of type {type(value).__name__}"
     reasons = [item["msg"] for item in error.errors(include_url=False) if item["loc"][0] == option]
     told = " or ".join(dict.fromkeys(reason[:1].lower() + reason[1:] for reason in reasons))
-    return ConfigError(f"{where}: {key} is {value!r}: {told}", entry=entry.id, key=key)
+    return ConfigError(f"{where}: {key} is {shown}: {told}", entry=entry.id, key=key)
 
 
 # --- contexts

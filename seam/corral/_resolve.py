@@ -55,7 +55,7 @@ def resolve_request(
         timeout_ms=min(_timeout(request.timeout_ms, timeout_ms), max_timeout_ms),
         signal=request.signal,
         owner=request.owner,
-        env=_env(request.env),
+        env=check_env(request.env),
         stdin=_stdin(request.stdin),
     )
 
@@ -63,11 +63,17 @@ def resolve_request(
 def require_spec(value: object, operation: str = "run") -> BashExecSpec:
     """`value` if it is a `BashExecSpec`, else `TypeError`: only what `resolve` has checked may be executed.
 
-    `operation` is the method that was called, `"run"` or `"start"`.
-    """
+    A spec that was changed since, by `dataclasses.replace` say, is checked again for what no place can be
+    given: `ValueError` as from `resolve_request`. `operation` is the method that was called, `"run"` or
+    `"start"`."""
     if not isinstance(value, BashExecSpec):
         msg = f"{operation}() takes the BashExecSpec that resolve() returns, not {type(value).__name__}"
         raise TypeError(msg)
+    _encode(value.command, "command")
+    _encode(str(value.workdir), "workdir")
+    _timeout(value.timeout_ms, 1)
+    if value.env:
+        check_env(value.env)
     return value
 
 
@@ -116,7 +122,8 @@ def _timeout(value: object, default: int) -> int:
     return int(value)  # of a subclass, the plain number
 
 
-def _env(env: Mapping[str, str] | None) -> dict[str, str]:
+def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
+    """A copy of `env`, checked as `resolve_request` says. For executors whose options have variables too."""
     if env is None:
         return {}
     _require(env, Mapping, "env must be a mapping of str to str or None")

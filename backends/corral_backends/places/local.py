@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import fnmatch
 import os
 import platform
@@ -50,7 +51,7 @@ class LocalPlace(Place):
             msg = f"the local backend needs Linux, and this is {sys.platform}"
             raise UnsupportedPlaceError(msg, remedy="Use the docker or the ssh backend.")
         program = find_warden(platform.machine())
-        ours, theirs = socket.socketpair()
+        ours, theirs = map(_above_standard, socket.socketpair())
         with theirs:
             try:
                 self._spawn(program, theirs)
@@ -118,9 +119,22 @@ def _pidfd(pid: int) -> int | None:
     """A descriptor that gets readable when the process ends; None on kernels before 5.3, or when it ended
     already."""
     try:
-        return os.pidfd_open(pid)
+        descriptor = os.pidfd_open(pid)
     except OSError:
         return None
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
+
+
+def _above_standard(end: socket.socket) -> socket.socket:
+    """The same socket under a number from 3 up.
+
+    In a process whose standard descriptors are closed, it could be one of them, and be taken for what it is
+    not."""
+    with end:
+        return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 async def _exited(process: subprocess.Popen[bytes], exit_fd: int | None, seconds: float) -> bool:

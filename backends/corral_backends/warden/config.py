@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import PurePath, PurePosixPath
 from typing import Final, TypedDict
 
+from corral import check_env
+
 QUIET_ENVIRONMENT: Final = {"NO_COLOR": "1", "TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat"}
 """So that neither colours nor pagers garble what a program reads. A request's `env` may say otherwise."""
 
@@ -14,6 +16,9 @@ START_DIRECTORY: Final = PurePosixPath()
 
 MAX_RING: Final = 16 << 20
 """The protocol's bound on `max_output_bytes`."""
+
+MIN_SPILL: Final = 64 << 10
+"""Less would be all overhead: heads are released in steps of an eighth, in whole blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,7 @@ class WardenConfig:
     max_output_bytes: int = 64_000
     """How much of each stream is kept in memory: its tail."""
     max_spill_bytes: int = 1 << 30
-    """Disk space of one stream's spill file; the head goes first. 0: no spill files."""
+    """Disk space of one stream's spill file, at least 64 KiB; the head goes first. 0: no spill files."""
     max_spill_total_bytes: int = 4 << 30
     """Disk space of all spill files of finished commands; the oldest go first."""
     kill_grace_ms: int = 3_000
@@ -50,7 +55,7 @@ class WardenConfig:
             "timeout_ms": 1,
             "max_timeout_ms": 1,
             "max_output_bytes": 1,
-            "max_spill_bytes": 0,
+            "max_spill_bytes": 0 if self.max_spill_bytes == 0 else MIN_SPILL,
             "max_spill_total_bytes": 0,
             "kill_grace_ms": 0,
             "open_timeout_ms": 1,
@@ -68,6 +73,7 @@ class WardenConfig:
             if not low <= value <= high:
                 msg = f"{option.name} must be from {low} to {high}, not {value}"
                 raise ValueError(msg)
+        object.__setattr__(self, "env", check_env(self.env))
         for name in ("spill_dir", "shell"):
             path: object = getattr(self, name)
             if path is not None and not (isinstance(path, str) and path.startswith("/") and "\0" not in path):

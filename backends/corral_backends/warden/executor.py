@@ -157,14 +157,14 @@ class WardenExecutor(BashExecutor):
 
     def _send(self, connection: Connection, command: Command) -> None:
         spec = command.spec
-        number = connection.begin(command)
+        text, workdir = protocol.encode_text(spec.command), protocol.encode_text(str(spec.workdir))
         command.connection = connection
         command.stage = Stage.SENT
         frames = protocol.start(
-            number,
-            command=protocol.encode_text(spec.command),
+            connection.begin(command),
+            command=text,
             stdin=spec.stdin,
-            workdir=protocol.encode_text(str(spec.workdir)),
+            workdir=workdir,
             env=spec.env,
             credit=self._config.max_output_bytes,
         )

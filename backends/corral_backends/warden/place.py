@@ -8,7 +8,7 @@ import socket
 import weakref
 from abc import ABC, abstractmethod
 from pathlib import PurePosixPath
-from typing import Protocol
+from typing import Protocol, cast
 
 
 class Receiver(Protocol):
@@ -122,9 +122,9 @@ class _Adapter(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(receiver.ended, *self._ended)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # what create_connection promises
-        self.transport = transport
-        transport.pause_reading()
+        # Not checked at run time: uvloop's transports are none by inheritance.
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
         if self._receiver is not None:

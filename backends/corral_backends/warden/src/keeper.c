@@ -90,6 +90,7 @@ static pid_t spawn(const char *path, char *const argv[], char *const envp[], con
         child_failed(E_WORKDIR, errno);
     setrlimit(RLIMIT_NOFILE, &settings.nofile);
     signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_DFL);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

@@ -51,6 +51,7 @@ int main(int argc, char **argv)
     }
     reset_signals();
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);             /* an inherited limit on file sizes must fail a spill, not end a keeper */
     setsid();                             /* fails only when we lead a session already */
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_DUMPABLE, 0);

@@ -423,7 +423,7 @@ static void send_spill(struct task *task, int stream)
         return;
     o->told_state = state;
     o->told_start = start;
-    char *path = state == SPILL_OPEN ? spill_path(task->id, stream) : strdup("");
+    char *path = state == SPILL_OPEN || state == SPILL_COMPLETE ? spill_path(task->id, stream) : strdup("");
     uint8_t *p = begin_frame(F_SPILL, (uint8_t)(stream + 1), task->id, 12 + strlen(path));
     put_text(put_u64(p, start), path, strlen(path));
     free(path);
