@@ -1,8 +1,9 @@
 """Which backends can be tested here, and what the report says about those that cannot.
 
-A test that needs a backend is marked `@pytest.mark.backend("local")`. Where that backend cannot work, the test
-is skipped and the summary names the backend as *not run*. `CORRAL_REQUIRE=local,bwrap` names those that have to
-be tested: if one cannot be, the run fails before its first test, so CI is never green on what it left out.
+A test that needs a backend is marked `@pytest.mark.backend("local")`. Where that backend cannot work,
+the test is skipped and the summary names the backend as *not run*. `CORRAL_REQUIRE=local` names those that
+have to be tested: if one cannot be, the run fails before its first test, and CI is
+never green on what it left out.
 """
 
 from __future__ import annotations
