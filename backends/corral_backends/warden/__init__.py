@@ -8,11 +8,14 @@ from __future__ import annotations
 from .binary import find_warden
 from .config import WardenConfig, WardenOptions, posix_path
 from .executor import WardenExecutor
+from .heartbeat import LeasedStream, PrivateLoop
 from .place import DuplexStream, Place, Receiver, SocketStream
 
 __all__ = [
     "DuplexStream",
+    "LeasedStream",
     "Place",
+    "PrivateLoop",
     "Receiver",
     "SocketStream",
     "WardenConfig",
