@@ -24,6 +24,7 @@ from corral import (
     ExecutorDisposedError,
     OwnerToken,
     PlaceLostError,
+    PlaceOpenError,
     SpawnError,
     TaskRecord,
     TaskStatus,
@@ -45,6 +46,11 @@ from .trouble import start_error
 KILL_MARGIN_S = 1.0
 """The warden answers a kill within the grace and 0.9 s; past the grace and this, the host stops waiting for
 it."""
+
+OUTPUT_PATIENCE_S = 5.0
+"""The output is complete 50 ms after the exit, unless a slow disk holds up the spill file."""
+OUTPUT_HURRY_S = 0.3
+"""The same once the command was to be ended for whatever cause."""
 
 START_S = 10.0
 START_BYTES_PER_S = 50_000
@@ -153,6 +159,9 @@ class WardenExecutor(BashExecutor):
                 msg = "the executor was disposed while its place was being opened; nothing was run"
                 raise ExecutorDisposedError(msg)
             _refuse_aborted(signal)
+            if connection is None:
+                msg = "opening the place was abandoned"
+                raise PlaceOpenError(msg)
         return connection
 
     def _send(self, connection: Connection, command: Command) -> None:
@@ -229,7 +238,10 @@ class WardenExecutor(BashExecutor):
 
     def _end(self, command: Command, cause: EndReason) -> bool:
         """Begin to end a command for `cause`, unless it has ended or something else came first."""
-        if command.finished or command.cause is not None or command.stage >= Stage.EXITED:
+        if command.finished or command.cause is not None:
+            return False
+        if command.stage >= Stage.EXITED:
+            self._await_output(command, OUTPUT_HURRY_S)
             return False
         command.cause = cause
         if command.connection is None:
@@ -243,6 +255,20 @@ class WardenExecutor(BashExecutor):
         loop = asyncio.get_running_loop()
         command.guard = loop.call_later(self._grace_s + KILL_MARGIN_S, self._give_up, command)
         return True
+
+    def _await_output(self, command: Command, seconds: float) -> None:
+        """Its leader has exited, and the rest of its output is due at once. Do not wait for it for ever."""
+        if command.guard is not None:
+            command.guard.cancel()
+        command.guard = asyncio.get_running_loop().call_later(seconds, self._force_output, command)
+
+    def _force_output(self, command: Command) -> None:
+        """The supervisor hangs, frozen by what it supervises: have it killed, and with it what it
+        supervises."""
+        if command.connection is not None:
+            command.connection.send(protocol.kill(command.number, 0))
+        loop = asyncio.get_running_loop()
+        command.guard = loop.call_later(KILL_MARGIN_S - OUTPUT_HURRY_S, self._give_up, command)
 
     def _give_up(self, command: Command) -> None:
         """The place owes the end of this command, and the bound is over."""
@@ -323,6 +349,10 @@ class WardenExecutor(BashExecutor):
             if owed:
                 command.connection.send(protocol.credit(command.number, stream, owed))
                 command.owed[stream] = 0
+
+    def on_exited(self, command: Command) -> None:
+        if command.cause is None:
+            self._await_output(command, OUTPUT_PATIENCE_S)
 
     def on_ended(self, command: Command) -> None:
         # A command that was told to die is over when its whole tree is.

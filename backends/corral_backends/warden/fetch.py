@@ -23,22 +23,34 @@ class Fetch(Conversation):
         self._arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._at = start
         self._errno = 0
+        self._credit = WINDOW
+        self._ended = False
         self._lost: str | None = None
 
     def on_message(self, message: Message) -> bool:
-        if isinstance(message, Data) and message.stream == 0 and message.offset == self._at and message.data:
+        if isinstance(message, Data) and self._due(message):
             self._at += len(message.data)
+            self._credit -= len(message.data)
             self._arrived.put_nowait(message.data)
             return False
-        if isinstance(message, End) and message.stdout.total == self._at:
+        if isinstance(message, End) and message.stdout.total == self._at and not self._ended:
+            self._ended = True
             return False
-        if isinstance(message, Failed):
+        if isinstance(message, Failed) and not self._ended:
             self._errno = message.errno
-        elif not isinstance(message, Gone):
+        elif not (isinstance(message, Gone) and self._ended):
             msg = f"{type(message).__name__} is not due in a fetch"
             raise ProtocolViolation(msg)
         self._arrived.put_nowait(None)
         return True
+
+    def _due(self, data: Data) -> bool:
+        return (
+            data.stream == 0
+            and data.offset == self._at
+            and 0 < len(data.data) <= self._credit
+            and not self._ended
+        )
 
     def on_lost(self, why: str) -> None:
         self._lost = why
@@ -52,6 +64,7 @@ class Fetch(Conversation):
         try:
             while (chunk := await self._arrived.get()) is not None:
                 yield chunk
+                self._credit += len(chunk)
                 connection.send(protocol.credit(number, 0, len(chunk)))
             over = True
         finally:

@@ -26,6 +26,8 @@ MAX_TEXT_BYTES: Final = 1 << 30
 """Longest command and longest stdin, each."""
 INLINE_COMMAND: Final = 128 << 10
 """How much of a command START itself carries."""
+MAX_ERRNO: Final = 4095
+"""The kernel's own bound on error numbers."""
 MAX_CREDIT: Final = 16 << 20
 """Credit of a stream saturates here."""
 
@@ -335,6 +337,9 @@ def _parse(kind: int, flags: int, task: int, payload: bytes | memoryview) -> Mes
         message = Gone(task, survivors, bool(flags))
     elif kind == FrameType.ERROR:
         code, _, errno = reader.unpack(_ERROR)
+        if errno > MAX_ERRNO:
+            msg = f"an error number of {errno}"
+            raise ProtocolViolation(msg)
         message = Failed(task, ErrorCode(code), errno, reader.text())
     elif kind == FrameType.READY:
         message = _parse_ready(reader)

@@ -36,21 +36,18 @@ class Session:
         self._closing = False
         self.connection: Connection | None = None
 
-    async def opened(self, signal: AbortSignal | None) -> Connection:
+    async def opened(self, signal: AbortSignal | None) -> Connection | None:
         """The connection; opens the place unless somebody already does.
 
-        Returns early, by raising `PlaceOpenError`, when `signal` is aborted or the opening was stopped: the
-        caller knows why. Cancelling a waiter cancels only its waiting. A failed opening is told to all who
-        waited for it."""
+        `None` when `signal` was aborted first, or the opening was stopped: the caller knows why. Cancelling a
+        waiter cancels only its waiting. A failed opening is told to all who waited for it.
+        """
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open(), name="corral-open")
             self._opening.add_done_callback(self._opening_done)
         opening = self._opening
         await _first_of(opening, signal)
-        if not opening.done() or opening.cancelled():
-            msg = "opening the place was abandoned"
-            raise PlaceOpenError(msg)
-        return opening.result()
+        return opening.result() if opening.done() and not opening.cancelled() else None
 
     def _opening_done(self, opening: asyncio.Task[Connection]) -> None:
         self._opening = None

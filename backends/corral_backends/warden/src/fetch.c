@@ -40,6 +40,11 @@ _Noreturn void fetch_main(const char *path, uint64_t offset, int out)
             _exit(errno);
         if (n == 0)
             _exit(0);
+        /* The head may have been released while we read: looked at afterwards, since it only ever grows. */
+        if (is_spill && lseek(fd, (off_t)offset, SEEK_DATA) > (off_t)offset)
+            _exit(ENODATA);
+        offset += (uint64_t)n;
+        lseek(fd, (off_t)offset, SEEK_SET);
         if (!write_all(out, buffer, (size_t)n))
             _exit(errno);
     }
