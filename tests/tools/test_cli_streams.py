@@ -214,3 +214,5 @@ def test_a_backend_without_a_spill(big: Path, tmp_path: Path) -> None:
     done = corral("run", "--backend", "plain", "--json", "--max-output", "9", "true", env=env)
     assert done.returncode == 125
     assert b"has no option max_output_bytes" in done.stdout
+    done = corral("run", "--backend", "plain", "--json", "true", env=env)
+    assert b'"timeout_ms": 120000' in done.stdout  # its own, since it has no option to say otherwise

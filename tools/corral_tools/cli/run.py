@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from corral_tools.cli.values import parse_assignment, parse_duration
 
@@ -63,6 +63,8 @@ class RunOptions:
 
     script: str
     backend: str
+    config: str | None
+    """A configuration file, which then says which backend."""
     workdir: str | None
     timeout_ms: int | None
     env: Mapping[str, str]
@@ -112,6 +114,12 @@ def _assignments(
     help="Where to run it; see 'corral backends'.",
 )
 @click.option(
+    "--config",
+    metavar="FILE",
+    help="A configuration file (YAML or TOML) with one entry, which says where to run it and with which "
+    "options; instead of --backend.",
+)
+@click.option(
     "--workdir", metavar="DIR", help="Working directory, a path of the place where the command runs."
 )
 @click.option(
@@ -120,7 +128,8 @@ def _assignments(
     metavar="TIME",
     callback=_parsed(parse_duration),
     help="Kill the command after this time: 500ms, 5s, 2m, 1h; a plain number is seconds. It counts from the "
-    "start of the command; making the place ready is not part of it. Default: no limit.",
+    "start of the command; making the place ready is not part of it. Default: no limit, or that "
+    "of the configuration.",
 )
 @click.option(
     "--env",
@@ -143,12 +152,14 @@ def _assignments(
     "--max-output",
     type=click.IntRange(min=1),
     metavar="BYTES",
-    help="With --json: how much of the end of each output to keep. Default: 64000.",
+    help="With --json: how much of the end of each output to keep. Default: 64000, or what the "
+    "configuration says.",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 def run_command(
     *,
     backend: str,
+    config: str | None,
     workdir: str | None,
     timeout_ms: int | None,
     env: dict[str, str],
@@ -163,9 +174,16 @@ def run_command(
     if max_output is not None and not as_json:
         msg = "--max-output needs --json; without it all of the output is passed on"
         raise click.UsageError(msg)
+    source = click.get_current_context().get_parameter_source("backend")
+    if config is not None and source is ParameterSource.COMMANDLINE:
+        msg = "--backend and --config exclude one another: the configuration says which backend"
+        raise click.UsageError(msg)
+    import shlex
+
     options = RunOptions(
         script=command[0] if len(command) == 1 else shlex.join(command),
         backend=backend,
+        config=config,
         workdir=workdir,
         timeout_ms=timeout_ms,
         env=env,

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final
 from corral import AbortController, AbortedBeforeStartError, BashExecRequest, CorralError
 from corral_tools.cli import exits
 from corral_tools.cli.exits import CliError
-from corral_tools.cli.opening import open_executor
+from corral_tools.cli.opening import Opened, from_backend, from_file
 from corral_tools.cli.values import LONGEST_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from corral import BashExecSpec, BashExecutor
+    from corral import AbortSignal, BashExecSpec, BashExecutor
     from corral_tools.cli.report import Json
     from corral_tools.cli.run import RunOptions
 
@@ -126,15 +126,15 @@ def _read_stdin() -> bytes:
 
 async def _session(options: RunOptions, stdin: bytes | None) -> Outcome:
     with Interrupts() as interrupts:
-        executor = _open(options)
+        opened = _open(options)
         work = asyncio.create_task(
-            (_report if options.as_json else _stream)(executor, options, stdin, interrupts)
+            (_report if options.as_json else _stream)(opened, options, stdin, interrupts)
         )
         hurry = asyncio.create_task(interrupts.hurry.wait())
         await asyncio.wait({work, hurry}, return_when=asyncio.FIRST_COMPLETED)
         interrupts.tell(None)
         work.cancel()  # does nothing to one that is done
-        await _dispose(executor, hurry, interrupts)
+        await _dispose(opened.executor, hurry, interrupts)
         hurry.cancel()
         await asyncio.wait({work, hurry})
         if interrupts.first is None:
@@ -156,13 +156,17 @@ def _interrupted(work: asyncio.Task[Outcome], options: RunOptions, status: int) 
     return _failure(options, error, status)
 
 
-def _open(options: RunOptions) -> BashExecutor:
-    if options.as_json:
-        required = {} if options.max_output is None else {"max_output_bytes": options.max_output}
-        return open_executor(options.backend, preferred={"max_timeout_ms": LONGEST_MS}, required=required)
-    from corral_tools.cli.streaming import MEMORY  # not for --json
+def _open(options: RunOptions) -> Opened:
+    required = {} if options.max_output is None else {"max_output_bytes": options.max_output}
+    # Without a limit of the user or of the configuration there is none.
+    preferred = {"timeout_ms": LONGEST_MS, "max_timeout_ms": LONGEST_MS}
+    if not options.as_json:
+        from corral_tools.cli.streaming import MEMORY  # not for --json
 
-    return open_executor(options.backend, preferred={"max_output_bytes": MEMORY}, required={})
+        preferred["max_output_bytes"] = MEMORY
+    if options.config is not None:
+        return from_file(options.config, preferred=preferred, required=required)
+    return from_backend(options.backend, preferred=preferred, required=required)
 
 
 async def _dispose(executor: BashExecutor, hurry: asyncio.Task[bool], interrupts: Interrupts) -> None:
@@ -184,43 +188,48 @@ async def _dispose(executor: BashExecutor, hurry: asyncio.Task[bool], interrupts
         raise error
 
 
-def _resolve(executor: BashExecutor, request: BashExecRequest) -> BashExecSpec:
+def _resolve(
+    executor: BashExecutor, options: RunOptions, stdin: bytes | None, signal: AbortSignal | None = None
+) -> BashExecSpec:
+    request = BashExecRequest(
+        command=options.script,
+        workdir=options.workdir,
+        timeout_ms=options.timeout_ms,
+        env=options.env,
+        stdin=stdin,
+        signal=signal,
+    )
     try:
         return executor.resolve(request)
     except (TypeError, ValueError) as error:
         raise CliError(str(error)) from error
 
 
+def _limit(spec: BashExecSpec) -> int | None:
+    """The time limit that applies, None for none."""
+    return spec.timeout_ms if spec.timeout_ms < LONGEST_MS else None
+
+
 async def _stream(
-    executor: BashExecutor, options: RunOptions, stdin: bytes | None, interrupts: Interrupts
+    opened: Opened, options: RunOptions, stdin: bytes | None, interrupts: Interrupts
 ) -> Outcome:
     from corral_tools.cli.streaming import LiveRun  # not for --json
 
-    request = BashExecRequest(command=options.script, workdir=options.workdir, env=options.env, stdin=stdin)
-    live = LiveRun(executor, _resolve(executor, request), options.timeout_ms)
+    spec = _resolve(opened.executor, options, stdin)
+    live = LiveRun(opened.executor, spec, limit_ms=_limit(spec), wanted_ms=options.timeout_ms)
     interrupts.tell(live.interrupt)
     return Outcome(status=await live.run())
 
 
 async def _report(
-    executor: BashExecutor, options: RunOptions, stdin: bytes | None, interrupts: Interrupts
+    opened: Opened, options: RunOptions, stdin: bytes | None, interrupts: Interrupts
 ) -> Outcome:
     from corral_tools.cli.report import result_document  # json: only here
 
     controller = AbortController()
-    spec = _resolve(
-        executor,
-        BashExecRequest(
-            command=options.script,
-            workdir=options.workdir,
-            timeout_ms=options.timeout_ms or LONGEST_MS,
-            env=options.env,
-            stdin=stdin,
-            signal=controller.signal,
-        ),
-    )
+    spec = _resolve(opened.executor, options, stdin, controller.signal)
     interrupts.tell(lambda number: controller.abort(number.name))
-    result = await executor.run(spec)
+    result = await opened.executor.run(spec)
     status = exits.TIMED_OUT if result.timed_out else exits.status_of(result.exit_code, result.signal)
-    limit = spec.timeout_ms if spec.timeout_ms < LONGEST_MS else None
-    return Outcome(status=status, document=result_document(result, backend=options.backend, timeout_ms=limit))
+    document = result_document(result, backend=opened.backend, timeout_ms=_limit(spec))
+    return Outcome(status=status, document=document)

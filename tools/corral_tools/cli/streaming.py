@@ -40,10 +40,14 @@ _DRAIN_PATIENCE: Final = 1.0
 class LiveRun:
     """One command from `start` to its last byte. `run` once; the other methods may be called meanwhile."""
 
-    def __init__(self, executor: BashExecutor, spec: BashExecSpec, timeout_ms: int | None) -> None:
+    def __init__(
+        self, executor: BashExecutor, spec: BashExecSpec, *, limit_ms: int | None, wanted_ms: int | None
+    ) -> None:
+        """`limit_ms` ends the command; `wanted_ms` is what the user asked for, which may be more."""
         self._executor = executor
         self._spec = spec
-        self._timeout_ms = timeout_ms
+        self._limit_ms = limit_ms
+        self._wanted_ms = wanted_ms
         self._timer: asyncio.TimerHandle | None = None
         self._task: BashTask | None = None
         self._done = asyncio.Event()
@@ -110,11 +114,13 @@ class LiveRun:
             self._stop(exits.TROUBLE, exits.explain(exits.write_failure(name, error)))
         self._abandon.set()
 
-    def _timed_out(self, task: BashTask, timeout_ms: int) -> None:
+    def _timed_out(self, task: BashTask, limit_ms: int) -> None:
         # An exit that the executor has seen wins, however slowly the output is taken from us.
         if self._status is None and task.status is TaskStatus.RUNNING and self._kill(task):
             self._status = exits.TIMED_OUT
-            self._line = f"timed out after {format_duration(timeout_ms)}"
+            self._line = f"timed out after {format_duration(limit_ms)}"
+            if self._wanted_ms is not None and limit_ms < self._wanted_ms:
+                self._line += ", which is the most that the backend allows"
 
     def _on_task_done(self, task: BashTask) -> None:
         if self._task is not None and task.id == self._task.id:
@@ -136,9 +142,9 @@ class LiveRun:
         await asyncio.gather(self._out.sink.drained(), self._err.sink.drained())
 
     def _arm(self, task: BashTask) -> None:
-        if self._timeout_ms is not None and self._timer is None and task.started_at is not None:
+        if self._limit_ms is not None and self._timer is None and task.started_at is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._timeout_ms / 1000, self._timed_out, task, self._timeout_ms)
+            self._timer = loop.call_later(self._limit_ms / 1000, self._timed_out, task, self._limit_ms)
 
     async def _deliver(self, read: BashTaskRead) -> None:
         """Both at once: a reader of one that is slow does not hold back what there is of the other."""
