@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Process", "children_of", "descendants", "look", "rss_bytes", "snapshot"]
+__all__ = ["Process", "descendants", "look", "rss_bytes"]
 
 WARDEN_NAME = "corral-warden"
 
@@ -46,18 +46,27 @@ class Process:
         )
 
 
-def look(pid: int) -> Process | None:
-    """The process `pid`, or None when there is none (any more)."""
-    base = Path("/proc", str(pid))
+def _stat(pid: int) -> tuple[str, str, int, int, int] | None:
+    """Name, state, parent, group and session; None when there is no such process (any more)."""
     try:
-        stat = (base / "stat").read_bytes()
+        stat = Path("/proc", str(pid), "stat").read_bytes()
     except OSError:
         return None
     # The name stands in parentheses and may contain anything, also parentheses.
     comm, _, rest = stat.partition(b"(")[2].rpartition(b")")
     state, ppid, pgrp, session = rest.split()[:4]
+    return comm.decode(errors="replace"), state.decode(), int(ppid), int(pgrp), int(session)
+
+
+def look(pid: int) -> Process | None:
+    """The process `pid`, or None when there is none (any more)."""
+    stat = _stat(pid)
+    if stat is None:
+        return None
+    comm, state, ppid, pgrp, session = stat
+    base = Path("/proc", str(pid))
     try:
-        exe: str | None = str((base / "exe").readlink()) if state not in (b"Z", b"X") else None
+        exe: str | None = str((base / "exe").readlink())
     except OSError:
         exe = None
     try:
@@ -65,23 +74,16 @@ def look(pid: int) -> Process | None:
     except OSError:
         cmdline = ""
     return Process(
-        pid=pid,
-        ppid=int(ppid),
-        pgrp=int(pgrp),
-        session=int(session),
-        state=state.decode(),
-        comm=comm.decode(errors="replace"),
-        exe=exe,
-        cmdline=cmdline,
+        pid=pid, ppid=ppid, pgrp=pgrp, session=session, state=state, comm=comm, exe=exe, cmdline=cmdline
     )
 
 
-def snapshot() -> dict[int, Process]:
-    """All processes by pid. Not atomic: what forks or is re-parented meanwhile may be missing."""
-    found: dict[int, Process] = {}
+def _parents() -> dict[int, int]:
+    """The parent of every process. Not atomic: what forks or is re-parented meanwhile may be missing."""
+    found: dict[int, int] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (process := look(int(name))) is not None:
-            found[process.pid] = process
+        if name.isdigit() and (stat := _stat(int(name))) is not None:
+            found[int(name)] = stat[2]
     return found
 
 
@@ -91,24 +93,18 @@ def descendants(root: int) -> list[Process]:
     Two scans are joined, so that a process whose parent died between the two readings is not lost. Against
     trees that fork all the time this is still no proof; a `Lifeline` is.
     """
-    both = [snapshot(), snapshot()]
-    inside: dict[int, Process] = {}
-    for scan in both:
-        children: dict[int, list[Process]] = {}
-        for process in scan.values():
-            children.setdefault(process.ppid, []).append(process)
+    inside: set[int] = set()
+    for scan in (_parents(), _parents()):
+        children: dict[int, list[int]] = {}
+        for pid, parent in scan.items():
+            children.setdefault(parent, []).append(pid)
         pending = [root]
         while pending:
-            for child in children.get(pending.pop(), ()):
-                inside[child.pid] = child
-                pending.append(child.pid)
-    # Only what the later scan still knows: the first one may have seen a process that was about to end.
-    return [process for pid, process in inside.items() if pid in both[1]]
-
-
-def children_of(pid: int) -> list[Process]:
-    """The direct children of `pid`."""
-    return [process for process in snapshot().values() if process.ppid == pid]
+            below = children.get(pending.pop(), [])
+            inside.update(below)
+            pending += below
+    found = (look(pid) for pid in sorted(inside))
+    return [process for process in found if process is not None]
 
 
 def rss_bytes(pid: int) -> int:
