@@ -1,4 +1,4 @@
-"""Sixteen hostile process trees, ended in every way: nothing of them may be alive afterwards.
+"""Hostile process trees, ended in every way: nothing of them may be alive afterwards.
 
 Counted by witnesses that the executor knows nothing of (tests/support/witness.py), with a control first:
 killers that are known to be too weak leave survivors, and the witness sees them.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from corral import AbortController, BashExecRequest, BashRunResult, BashTask
+from corral import AbortController, BashExecRequest, BashRunResult, BashTask, PlaceLostError
 from corral_backends.places.local import LocalExecutor
 
 if TYPE_CHECKING:
     from tests.support.driver import Stage
 
-__all__ = ["cancel_rounds", "end", "until_interrupted"]
+__all__ = ["cancel_rounds", "end", "forked", "many", "until_interrupted"]
 
 
 def told(result: BashRunResult) -> dict[str, Any]:
@@ -69,6 +70,8 @@ async def end(stage: Stage, *, command: str, how: str, timeout_ms: int, grace_ms
             result = told(await run)
         except asyncio.CancelledError:
             result = {"reason": "cancelled"}
+        except PlaceLostError as error:
+            result = {"reason": "lost", "stdout": error.stdout.text if error.stdout else None}
     elapsed = (time.monotonic() - began) * 1000
     await stage.ask("ended", elapsed_ms=elapsed, **result)
     await executor.dispose()
@@ -125,6 +128,41 @@ async def cancel_rounds(
     await stage.ask("disposed", before=before, after=stage.footprint())
 
 
+async def many(stage: Stage, *, commands: list[str], grace_ms: int) -> None:
+    """Runs all commands at once, half of them as background tasks, and disposes of everything on demand.
+
+    Reports: `running`, `ended` (`elapsed_ms` of the dispose, and how the foreground half ended).
+    """
+    executor = LocalExecutor(kill_grace_ms=grace_ms)
+    specs = [executor.resolve(BashExecRequest(command=command)) for command in commands]
+    runs = [asyncio.create_task(executor.run(spec)) for spec in specs[::2]]
+    for spec in specs[1::2]:
+        executor.start(spec)
+    await stage.ask("running")
+    began = time.monotonic()
+    await executor.dispose()
+    elapsed_ms = (time.monotonic() - began) * 1000
+    results = await asyncio.gather(*runs)
+    reasons = [str(result.reason) for result in results]
+    await stage.ask("ended", elapsed_ms=elapsed_ms, reasons=reasons, survivors=[r.survivors for r in results])
+
+
+async def forked(stage: Stage, *, command: str, grace_ms: int) -> None:
+    """Runs `command` while a forked child of the host holds all of its descriptors, for at most 10 s.
+
+    Reports: `running`, with the `child`'s pid; the test then kills the host.
+    """
+    executor = LocalExecutor(kill_grace_ms=grace_ms)
+    await executor.run(executor.resolve(BashExecRequest(command="true")))
+    child = os.fork()
+    if child == 0:
+        time.sleep(10)
+        os._exit(0)
+    run = asyncio.create_task(executor.run(executor.resolve(BashExecRequest(command=command))))
+    await stage.ask("running", child=child)
+    await run
+
+
 async def until_interrupted(stage: Stage, *, command: str, grace_ms: int) -> None:
     """Runs `command` inside `async with` and reports `running`; the test then sends signals to the driver."""
     async with LocalExecutor(kill_grace_ms=grace_ms) as executor:
@@ -136,5 +174,5 @@ async def pause(ms: float) -> None:
     """Sleeps with the resolution of the clock, not of epoll (1 ms); at least one turn of the loop."""
     until = time.perf_counter() + ms / 1000
     await asyncio.sleep(0)
-    while time.perf_counter() < until:  # noqa: ASYNC110 - polling is the point
+    while time.perf_counter() < until:
         await asyncio.sleep(0)

@@ -4,11 +4,15 @@
  *                                           about 0.1 ms. With `setsid` every step takes a session of its own.
  *   storm hydra HEADS SECONDS               HEADS pairs in sessions of their own; whoever of a pair dies is made anew
  *                                           by the other.
+ *   storm headless COUNT SECONDS            COUNT processes in sessions of their own whose main thread has ended, so
+ *                                           that they look like zombies; another thread goes on and has a child.
+ *   storm root COUNT SECONDS                COUNT processes that have become root, which needs a setuid program.
  *
  * Each process of the first generation writes one byte to descriptor 9, a FIFO, once it runs. Everything ends by
  * itself after SECONDS (at most 20) of the monotonic clock, or when the reader of the FIFO is gone, whatever else
  * happens: a failing test must not be able to use up the pids of the machine. The program itself returns at once. */
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,6 +100,39 @@ static void head(void)
     }
 }
 
+static void stay(void)
+{
+    for (;;)
+        nap(SIGUSR1);
+}
+
+static void *child_of_a_thread(void *unused)
+{
+    (void)unused;
+    if (fork_or_expire() == 0)
+        mark();
+    stay();
+    return NULL;
+}
+
+static void headless(void)
+{
+    pthread_t thread;
+    setsid();
+    if (pthread_create(&thread, NULL, child_of_a_thread, NULL))
+        _exit(1);
+    mark();
+    pthread_exit(NULL);
+}
+
+static void as_root(void)
+{
+    if (setresgid(0, 0, 0) || setresuid(0, 0, 0))
+        _exit(1);
+    mark();
+    stay();
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 4 || (strcmp(argv[1], "chain") == 0) != (argc == 5))
@@ -114,8 +151,14 @@ int main(int argc, char **argv)
     for (int i = 0; i < count; i++) {
         if (fork_or_expire() > 0)
             continue;
-        if (!chain)
+        if (strcmp(argv[1], "hydra") == 0)
             head();
+        if (strcmp(argv[1], "headless") == 0)
+            headless();
+        if (strcmp(argv[1], "root") == 0)
+            as_root();
+        if (!chain)
+            return 2;
         if (own_session)
             setsid();
         walk(own_session);

@@ -15,7 +15,7 @@ __all__ = ["weak"]
 
 async def weak(stage: Stage, *, command: str, killer: str) -> None:
     """Starts `command`, kills only its `leader` or only its process `group`, and waits to be counted."""
-    process = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs on this loop
+    process = subprocess.Popen(
         ["bash", "-c", command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

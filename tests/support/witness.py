@@ -184,6 +184,12 @@ class Watch:
         os.kill(self.driver, signal.SIGKILL)
         assert self._line_of("control", 5) == f"exit {signal.SIGKILL.value}"
 
+    def freeze_driver(self, seconds: float) -> None:
+        """Stops the host process for a while, as a debugger does, or a laptop that is closed."""
+        os.kill(self.driver, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(self.driver, signal.SIGCONT)
+
     def interrupt(self) -> None:
         """SIGINT to the host process, as Ctrl-C sends it."""
         os.kill(self.driver, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Sixteen process trees that must be ended completely: pipelines, daemons, stopped processes, fork storms.
+"""Process trees that must be ended completely: pipelines, daemons, stopped processes, fork storms.
 
 Each is bash text that starts its processes, has each of them leave a mark on the lifeline once it is what
 it is meant to be, prints READY, and then stays. `Workload.script` puts the prologue of a lifeline in front.
@@ -59,7 +59,7 @@ class Workload:
     def script(self, line: Lifeline, *, ending: str | None = None) -> str:
         """The whole command. `ending` replaces the way the leader stays."""
         text = self.text.replace("{storm}", shlex.quote(str(storm_program())) if "cc" in self.needs else "")
-        return f"{line.prologue}{text}\nprintf m >&9\necho READY\n{ending or self.stay}\n"
+        return f"{line.prologue}{text}\necho READY\nprintf m >&9\n{ending or self.stay}\n"
 
     @property
     def all_marks(self) -> int:
@@ -161,6 +161,14 @@ done""",
         stay=SLEEP,
     ),
     Workload(
+        name="stopped-leader",
+        text="n sleep 20 &",
+        marks=1,
+        alive=1,
+        escapes_group=False,
+        stay="kill -STOP $$\nwait",
+    ),
+    Workload(
         name="zombie",
         # `exec` puts a program that never waits where the shell was; the child ends only then, and stays a
         # zombie.
@@ -212,6 +220,15 @@ until read -r _ _ state _ </proc/$p/stat && [[ $state == Z ]]; do sleep 0.002; d
         text="{storm} hydra 16 12",
         marks=32,
         alive=32,
+        escapes_group=True,
+        needs=("cc",),
+        stay=SLEEP,
+    ),
+    Workload(
+        name="headless-threads",
+        text="{storm} headless 2 12",
+        marks=4,
+        alive=2,
         escapes_group=True,
         needs=("cc",),
         stay=SLEEP,
