@@ -146,6 +146,8 @@ class WardenExecutor(BashExecutor):
             connection = await self._connection(None)
         except CorralError as error:
             command.error = error
+            if isinstance(error, ExecutorDisposedError) and command.cause is None:
+                command.cause = EndReason.DISPOSED
             self._finish(command)
             return
         if not command.finished:  # it may have been killed meanwhile
@@ -159,9 +161,9 @@ class WardenExecutor(BashExecutor):
                 msg = "the executor was disposed while its place was being opened; nothing was run"
                 raise ExecutorDisposedError(msg)
             _refuse_aborted(signal)
-            if connection is None:
-                msg = "opening the place was abandoned"
-                raise PlaceOpenError(msg)
+            if connection is None or not connection.alive:
+                msg = "the place was lost while it was being opened"
+                raise PlaceOpenError(msg, retryable=True)
         return connection
 
     def _send(self, connection: Connection, command: Command) -> None:
@@ -231,8 +233,14 @@ class WardenExecutor(BashExecutor):
             msg = f"start must not be negative, but is {start}"
             raise ValueError(msg)
         connection = await self._connection(None)
-        async for chunk in Fetch(start).chunks(connection, text):
-            yield chunk
+        try:
+            async for chunk in Fetch(start).chunks(connection, text):
+                yield chunk
+        except OSError as error:
+            if not self.disposed:
+                raise
+            msg = f"the executor was disposed while {text} was fetched"
+            raise ExecutorDisposedError(msg) from error
 
     # --- ending
 
