@@ -89,6 +89,11 @@ class Connection:
             for frame in frames:
                 self._stream.write(frame)
 
+    @property
+    def unsent(self) -> int:
+        """How many bytes still wait for the stream to take them."""
+        return self._stream.unsent
+
     def close(self) -> None:
         """Cut the stream. The warden takes that for the end of the host and kills everything."""
         self._stream.close()

@@ -260,9 +260,12 @@ class WardenExecutor(BashExecutor):
             self._finish(command)
             return True
         command.connection.send(protocol.kill(command.number, self._config.kill_grace_ms))
-        loop = asyncio.get_running_loop()
-        command.guard = loop.call_later(self._grace_s + KILL_MARGIN_S, self._give_up, command)
+        self._guard(command, command.connection, self._grace_s + KILL_MARGIN_S)
         return True
+
+    def _guard(self, command: Command, connection: Connection, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        command.guard = loop.call_later(seconds, self._give_up, command, connection.unsent)
 
     def _await_output(self, command: Command, seconds: float) -> None:
         """Its leader has exited, and the rest of its output is due at once. Do not wait for it for ever."""
@@ -275,12 +278,16 @@ class WardenExecutor(BashExecutor):
         supervises."""
         if command.connection is not None:
             command.connection.send(protocol.kill(command.number, 0))
-        loop = asyncio.get_running_loop()
-        command.guard = loop.call_later(KILL_MARGIN_S - OUTPUT_HURRY_S, self._give_up, command)
+            self._guard(command, command.connection, KILL_MARGIN_S - OUTPUT_HURRY_S)
 
-    def _give_up(self, command: Command) -> None:
+    def _give_up(self, command: Command, unsent: int) -> None:
         """The place owes the end of this command, and the bound is over."""
-        if not command.finished and command.connection is not None:
+        if command.finished or command.connection is None:
+            return
+        if command.stage is Stage.SENT and 0 < command.connection.unsent < unsent:
+            # The KILL is still queued behind the command's own long text, which is on its way.
+            self._guard(command, command.connection, KILL_MARGIN_S)
+        else:
             self._lose(command, f"the place did not confirm its end within {self._grace_s + KILL_MARGIN_S} s")
             self._session.suspect(command.connection)
 
@@ -320,9 +327,12 @@ class WardenExecutor(BashExecutor):
                 error = SpawnError(str(error))  # a ValueError has nobody to be raised at
             reason = EndReason.LOST if isinstance(error, PlaceLostError) else command.cause
             record.failed(error=error, reason=reason)
-        self._finished.append(record.task.id)
         # In a turn of its own, so that whatever a listener does or raises, the session goes on.
-        asyncio.get_running_loop().call_soon(self.notify_task_done, record.task)
+        asyncio.get_running_loop().call_soon(self._tell, record.task)
+
+    def _tell(self, task: BashTask) -> None:
+        self.notify_task_done(task)
+        self._finished.append(task.id)  # only now: a listener may still read its output
         while len(self._finished) > self._config.max_finished_tasks:
             dropped = self._tasks.pop(self._finished.popleft())
             if dropped.connection is not None:

@@ -106,6 +106,10 @@ class LeasedStream(DuplexStream):
         if self._beating is not None:
             self._beating.cancel()
 
+    @property
+    def unsent(self) -> int:
+        return self._inner.unsent
+
     def close(self) -> None:
         self._private.call(self._inner.close)
 

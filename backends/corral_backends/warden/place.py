@@ -35,6 +35,11 @@ class DuplexStream(ABC):
     def write(self, data: bytes) -> None:
         """Send, without waiting: what cannot be sent now is kept. After the end it does nothing."""
 
+    @property
+    def unsent(self) -> int:
+        """About how many bytes were written and not sent yet. 0 where that is not known."""
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """End the stream at once, dropping what was not sent. `Receiver.ended` is still called.
@@ -94,6 +99,10 @@ class SocketStream(DuplexStream):
 
     def write(self, data: bytes) -> None:
         self._adapter.transport.write(data)
+
+    @property
+    def unsent(self) -> int:
+        return self._adapter.transport.get_write_buffer_size()
 
     def close(self) -> None:
         self._adapter.transport.abort()

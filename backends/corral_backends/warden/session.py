@@ -90,11 +90,18 @@ class Session:
 
     def suspect(self, connection: Connection) -> None:
         """The warden owes an answer. Cut it off unless it shows a sign of life."""
-        heard = connection.heard
         connection.send(protocol.ping(0))
+        self._await_sign(connection)
+
+    def _await_sign(self, connection: Connection) -> None:
+        heard, unsent = connection.heard, connection.unsent
 
         def judge() -> None:
-            if connection.alive and connection.heard == heard:
+            if not connection.alive or connection.heard != heard:
+                return
+            if 0 < connection.unsent < unsent:  # the PING is still queued, and the queue moves
+                self._await_sign(connection)
+            else:
                 connection.close()
 
         asyncio.get_running_loop().call_later(SILENCE_S, judge)

@@ -323,6 +323,8 @@ static _Noreturn void gone(uint32_t survivors)
             if (before == atomic_load(&task->shared->stream[0].head) + atomic_load(&task->shared->stream[1].head))
                 break;
         }
+        if (!leader_exited)
+            tell(M_EXIT, EXIT_LOST, 0);   /* it took on other credentials, say, and nobody will see its exit */
         finish_output(survivors != 0);
     }
     tell(M_GONE, survivors, 0);
