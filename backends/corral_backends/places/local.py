@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import fnmatch
 import os
@@ -51,7 +52,11 @@ class LocalPlace(Place):
             msg = f"the local backend needs Linux, and this is {sys.platform}"
             raise UnsupportedPlaceError(msg, remedy="Use the docker or the ssh backend.")
         program = find_warden(platform.machine())
-        ours, theirs = map(_above_standard, socket.socketpair())
+        try:
+            ours, theirs = _socket_pair()
+        except OSError as error:
+            msg = f"no socket for the warden: {error.strerror}"
+            raise PlaceOpenError(msg, retryable=True) from error
         with theirs:
             try:
                 self._spawn(program, theirs)
@@ -60,10 +65,17 @@ class LocalPlace(Place):
                 raise
         return await SocketStream.connect(ours)
 
+    def stuck(self) -> bool:
+        return self._process is not None and _stopped(self._process.pid)
+
     def _spawn(self, program: PurePath, stream: socket.socket) -> None:
         # A forked child of this process could hold the stream open after our end, so the warden also watches
         # us.
-        host = _pidfd(os.getpid())
+        try:
+            host = _pidfd(os.getpid())
+        except OSError as error:
+            msg = f"no descriptor of this process for the warden: {error.strerror}"
+            raise PlaceOpenError(msg, retryable=True) from error
         arguments = [str(program)]
         if host is not None:
             arguments += ["--host-pidfd", str(host)]
@@ -88,7 +100,10 @@ class LocalPlace(Place):
         finally:
             if host is not None:
                 os.close(host)
-        self._exit = _pidfd(self._process.pid)
+        try:
+            self._exit = _pidfd(self._process.pid)
+        except OSError:
+            self._exit = None  # gone already, or no descriptor left: it will be polled for
 
     async def close(self) -> None:
         process, self._process = self._process, None
@@ -96,10 +111,9 @@ class LocalPlace(Place):
         if process is None:
             return
         try:
-            gone = await _exited(process, exit_fd, EXIT_S)
+            gone = not _stopped(process.pid) and await _exited(process, exit_fd, EXIT_S)
             if not gone:
-                # It neither obeyed nor ended: stopped by a task, perhaps. Its keepers see that it died, and
-                # kill.
+                # Stopped by a task, or it just does not end. Its keepers see that it died, and kill.
                 _kill(process, exit_fd)
                 gone = await _exited(process, exit_fd, EXIT_S)
         finally:
@@ -116,25 +130,43 @@ class LocalPlace(Place):
 
 
 def _pidfd(pid: int) -> int | None:
-    """A descriptor that gets readable when the process ends; None on kernels before 5.3, or when it ended
-    already."""
+    """A descriptor that gets readable when the process ends; `None` on kernels before 5.3."""
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno in (
+            errno.ENOSYS,
+            errno.EPERM,
+        ):  # EPERM: a filter of system calls that does not know it
+            return None
+        raise
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
         os.close(descriptor)
 
 
-def _above_standard(end: socket.socket) -> socket.socket:
-    """The same socket under a number from 3 up.
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    """A connected pair under numbers from 3 up.
 
-    In a process whose standard descriptors are closed, it could be one of them, and be taken for what it is
-    not."""
-    with end:
-        return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
+    In a process whose standard descriptors are closed, it could be one of them, and be taken for what it is not.
+    """
+    first, second = socket.socketpair()
+    with first, second:
+        ours = socket.socket(fileno=fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 3))
+        try:
+            return ours, socket.socket(fileno=fcntl.fcntl(second, fcntl.F_DUPFD_CLOEXEC, 3))
+        except BaseException:
+            ours.close()
+            raise
+
+
+def _stopped(pid: int) -> bool:
+    """Whether the process is stopped (or traced): alive, and doing nothing."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
 
 
 async def _exited(process: subprocess.Popen[bytes], exit_fd: int | None, seconds: float) -> bool:

@@ -43,7 +43,7 @@ from .protocol import Failed
 from .session import Session
 from .trouble import start_error
 
-KILL_MARGIN_S = 1.0
+KILL_MARGIN_S = 0.95
 """The warden answers a kill within the grace and 0.9 s; past the grace and this, the host stops waiting for
 it."""
 
@@ -95,13 +95,16 @@ class WardenExecutor(BashExecutor):
         return spec
 
     def get(self, task_id: BashTaskId) -> BashTask | None:
+        self._check_usable("get")
         command = self._tasks.get(task_id)
         return command.record.task if command is not None and command.record is not None else None
 
     def list(self) -> Sequence[BashTask]:
+        self._check_usable("list")
         return tuple(command.record.task for command in self._tasks.values() if command.record is not None)
 
     def owner_of(self, task_id: BashTaskId) -> OwnerToken | None:
+        self._check_usable("owner_of")
         command = self._tasks.get(task_id)
         return command.spec.owner if command is not None else None
 
@@ -182,9 +185,21 @@ class WardenExecutor(BashExecutor):
         connection.send(*frames)
         patience = START_S + (len(spec.command) + len(spec.stdin or b"")) / START_BYTES_PER_S
         loop = asyncio.get_running_loop()
-        command.patience = loop.call_later(patience, self._session.suspect, connection)
+        command.patience = loop.call_later(patience, self._lose_patience, command, connection)
         if command.forget_abort is None:
             self._listen_for_abort(command)
+
+    def _lose_patience(self, command: Command, connection: Connection) -> None:
+        """It should have been started. The warden may be at fault, or something below it that hangs."""
+        self._session.suspect(connection)
+        if command.record is None and command.limit is None:
+            self._limit(command)
+
+    def _limit(self, command: Command) -> None:
+        loop = asyncio.get_running_loop()
+        command.limit = loop.call_later(
+            command.spec.timeout_ms / 1000, self._end, command, EndReason.TIMED_OUT
+        )
 
     def _listen_for_abort(self, command: Command) -> None:
         signal = command.spec.signal
@@ -348,9 +363,9 @@ class WardenExecutor(BashExecutor):
             if not command.finished:
                 command.record.started()
         elif command.cause is None:
-            loop = asyncio.get_running_loop()
-            limit = command.spec.timeout_ms / 1000
-            command.limit = loop.call_later(limit, self._end, command, EndReason.TIMED_OUT)
+            if command.limit is not None:
+                command.limit.cancel()
+            self._limit(command)
 
     def on_output(self, command: Command) -> None:
         if command.credit_timer is None and max(command.owed) * 2 >= self._config.max_output_bytes:

@@ -70,6 +70,11 @@ class Place(ABC):
         The stream has been closed, and the warden, if all went well, has said good-bye. What it could not
         reach is a `PlaceLostError`, after everything else was done."""
 
+    def stuck(self) -> bool:
+        """Whether the warden can be seen to be stopped, so that there is no use in waiting for it. Asked
+        rarely."""
+        return False
+
     async def remove_spills(self, directory: PurePosixPath) -> None:  # noqa: B027  # optional
         """Remove the spill directory of a warden that was lost. For places that have a way to it."""
 

@@ -90,6 +90,9 @@ class Session:
 
     def suspect(self, connection: Connection) -> None:
         """The warden owes an answer. Cut it off unless it shows a sign of life."""
+        if self._place.stuck():
+            connection.close()
+            return
         connection.send(protocol.ping(0))
         self._await_sign(connection)
 

@@ -290,10 +290,15 @@ void children_died(void)
 {
     pid_t pid;
     int status;
-    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+    while ((pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0) {
         struct task *task = tasks_first;
         while (task && task->keeper != pid)
             task = task->next;
+        if (WIFSTOPPED(status)) {
+            if (task)
+                kill(pid, SIGKILL);       /* stopped by what it watches; nobody would ever continue it */
+            continue;
+        }
         if (!task) {
             if (hunt_since)
                 hunt_since = now_ms();
