@@ -149,7 +149,7 @@ def _pidfd(pid: int) -> int | None:
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
     """A connected pair under numbers from 3 up.
 
-    In a process whose standard descriptors are closed, it could be one of them, and be taken for what it is not.
+    Where the standard descriptors are closed it could be one of them, and be taken for what it is not.
     """
     first, second = socket.socketpair()
     with first, second:

@@ -95,8 +95,9 @@ class Connection:
         return self._stream.unsent
 
     def close(self) -> None:
-        """Cut the stream. The warden takes that for the end of the host and kills everything."""
+        """Cut the stream, and take it for ended. The warden takes that for the end of the host, and kills all."""
         self._stream.close()
+        self.ended(None)
 
     async def wait_over(self, seconds: float) -> bool:
         """Whether the stream ended within that time."""
@@ -113,8 +114,7 @@ class Connection:
                 self._take(message)
         except ProtocolViolation as violation:
             self._why = f"the warden broke the protocol: {violation}"
-            self._stream.close()
-            self.ended(None)
+            self.close()
 
     def ended(self, error: Exception | None) -> None:
         if not self.alive:
