@@ -13,7 +13,7 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-enum { TMPFS = 0x01021994, BLOCK = 4096 };
+enum { TMPFS = 0x01021994, BLOCK = 4096, MAX_DEPTH = 1000 };
 
 /* Picks the name, which nobody can guess, but makes nothing: small output must leave no trace. */
 void spill_choose_directory(const char *parent, size_t length)
@@ -163,9 +163,13 @@ static void remove_tree(int parent, const char *name, int depth)
 {
     if (unlinkat(parent, name, 0) == 0 || (errno != EISDIR && errno != EPERM))
         return;
+    /* A command may have closed its directories even to us; but they are ours, so they can be opened again. */
     int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    DIR *dir = fd >= 0 && depth < 64 ? fdopendir(fd) : NULL;
+    if (fd < 0 && errno == EACCES && fchmodat(parent, name, 0700, 0) == 0)
+        fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd >= 0 && depth < MAX_DEPTH ? fdopendir(fd) : NULL;
     if (dir) {
+        fchmod(fd, 0700);
         struct dirent *entry;
         while ((entry = readdir(dir)))
             if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
