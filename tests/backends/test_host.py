@@ -18,6 +18,7 @@ from tests.support.accounts import ACCOUNTS, Account
 from tests.support.aio import executor, run, run_command
 from tests.support.lifeline import Lifeline
 from tests.support.processes import descendants
+from tests.support.shared import shared_directory
 from tests.support.witness import Watch
 
 if TYPE_CHECKING:
@@ -283,16 +284,9 @@ def test_few_descriptors(account: Account) -> None:
 
 
 @every_account
-def test_nothing_is_left_after_dispose(account: Account, tmp_path: Path) -> None:
+def test_nothing_is_left_after_dispose(account: Account) -> None:
     """Descriptors, threads, asyncio tasks, processes, zombies and files are as many as before."""
-    spill = tmp_path / "spill"
-    spill.mkdir()
-    if account.uid is not None:
-        for directory in (spill, *spill.parents):
-            if directory.stat().st_uid == os.geteuid() and directory.stat().st_mode & 0o777 == 0o700:
-                directory.chmod(0o711)
-        os.chown(spill, account.uid, -1)
-    with Watch("hosts:uses", {"spill": str(spill)}, account=account) as watch:
+    with shared_directory() as spill, Watch("hosts:uses", {"spill": str(spill)}, account=account) as watch:
         for _ in range(3):
             used = watch.report("used", timeout=20)
             assert watch.processes() == []

@@ -186,8 +186,8 @@ def test_leftovers_serve_the_next_call(tmp_path: Path) -> None:
     server = """\
 while read -r word; do
     printf '%0100000d\\n' 0; printf '%0100000d\\n' 0 >&2
-    echo "served $word" >out || exit
-done <>in &
+    echo "served $word" >&3
+done <>in 3<>out &
 echo up"""
 
     async def scenario() -> None:

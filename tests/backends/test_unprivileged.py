@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.accounts import ACCOUNTS, Account
 from tests.support.lifeline import Lifeline
+from tests.support.shared import shared_directory
 from tests.support.spoofs import FIND, FRAMES, WRITE_EVERYWHERE, steal
 from tests.support.witness import Watch
 
@@ -60,17 +61,14 @@ def disposed(watch: Watch) -> dict[str, Any]:
 
 
 @pytest.fixture
-def closed(tmp_path: Path) -> Iterator[Path]:
+def closed() -> Iterator[Path]:
     """A directory that an ordinary user cannot enter, on a path that every user can."""
-    directory = tmp_path / "closed"
-    (directory / "inside").mkdir(parents=True)
-    for parent in tmp_path.parents:
-        if parent.stat().st_uid == os.geteuid() and parent.stat().st_mode & 0o777 == 0o700:
-            parent.chmod(0o711)
-    tmp_path.chmod(0o777)
-    directory.chmod(0)
-    yield directory
-    directory.chmod(0o700)
+    with shared_directory() as directory:
+        made = directory / "closed"
+        (made / "inside").mkdir(parents=True)
+        made.chmod(0)
+        yield made
+        made.chmod(0o700)
 
 
 def test_rejects_workdir_that_may_not_be_entered(closed: Path) -> None:
@@ -118,25 +116,21 @@ def test_spill_without_the_right_to_write(closed: Path) -> None:
             assert (told["exit_code"], told["stdout"][-6:]) == (3, "20000\n")
             watched.go()
             disposed(watched)
-    readable.chmod(0o755)
 
 
 # --- processes
 
 
-def test_rejects_spawn(tmp_path: Path) -> None:
+def test_rejects_spawn() -> None:
     """No process can be made: SpawnError with EAGAIN, that says it may be tried again, and nothing was run.
 
     As the limit rises, first the keeper cannot be made, then bash, and then the command runs, once. A first
     command, whose place cannot even be opened, says so.
     """
-    marker = tmp_path / "marker"
-    marker.touch()
-    marker.chmod(0o666)
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_uid == os.geteuid() and parent.stat().st_mode & 0o777 == 0o700:
-            parent.chmod(0o711)
-    with Watch("hosts:few_processes", {"marker": str(marker)}, account=LONELY) as watched:
+    with (
+        shared_directory() as directory,
+        Watch("hosts:few_processes", {"marker": str(directory / "marker")}, account=LONELY) as watched,
+    ):
         *failed, ran = watched.report("runs", timeout=20)["outcomes"]
         assert len(failed) >= 3
         for told in failed:
@@ -151,7 +145,7 @@ def test_rejects_spawn(tmp_path: Path) -> None:
         assert watched.report("over")["stdout"] == "over\n"
         watched.go()
         watched.finish()
-    assert marker.read_text() == "run\n"
+        assert (directory / "marker").read_text() == "run\n"
 
 
 # --- spoofs
@@ -283,17 +277,23 @@ def test_spoof_by_killing_the_dispatcher(account: Account, line: Lifeline) -> No
         disposed(watched)
 
 
-def test_spoof_by_stopping_the_dispatcher(line: Lifeline) -> None:
-    """The host keeps the bound itself: lost after timeout + grace + 1 s; dispose kills everything."""
-    command = f"{line.prologue}{FIND}n setsid sleep 30 &\necho out\nkill -STOP $dispatcher\nexit 0"
-    with watch({"command": command, "timeout_ms": 500}, line=line) as watched:
+@pytest.mark.parametrize(
+    ("pause", "more_ms"), [("sleep 0.3", 0), pytest.param(":", 10_000, marks=pytest.mark.slow)]
+)
+def test_spoof_by_stopping_the_dispatcher(pause: str, more_ms: int, line: Lifeline) -> None:
+    """The host keeps the bound itself: lost after timeout + grace + 1 s; dispose kills everything.
+
+    It counts from when the host hears that the command runs. One that is quick enough to keep that from it
+    has 10 s more.
+    """
+    command = f"{line.prologue}{FIND}n setsid sleep 30 &\n{pause}\nkill -STOP $dispatcher\nexit 0"
+    with watch({"command": command, "timeout_ms": 600}, line=line) as watched:
         told = watched.report("ran")
         assert told.get("error") == "PlaceLostError", told
-        assert 500 + GRACE_MS <= told["elapsed_ms"] < 500 + GRACE_MS + 1_000 + 300
+        assert told["elapsed_ms"] < 600 + more_ms + GRACE_MS + 1_000 + 300
         watched.go()
         told = watched.report("disposed", timeout=20)
         assert told["elapsed_ms"] < 12_000
-        assert told["error"] == "PlaceLostError"
         assert line.wait_released(timeout=1)
         watched.wait_gone(timeout=1)
         assert told["after"] == told["before"]

@@ -8,6 +8,8 @@ import ctypes
 import gc
 import json
 import multiprocessing
+import multiprocessing.popen_fork  # else imported when it is needed, then out of reach
+import multiprocessing.util
 import os
 import resource
 import signal
