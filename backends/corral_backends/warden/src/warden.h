@@ -185,7 +185,6 @@ _Noreturn void fetch_main(const char *path, uint64_t offset, int out);
 /* tasks.c */
 extern struct task *tasks_first, *tasks_last;
 extern unsigned task_count;
-extern bool output_blocked;
 struct task *task_find(uint32_t id);
 struct task *task_new(uint32_t id);
 void task_free(struct task *task);
@@ -195,16 +194,24 @@ void task_fetch(struct task *task, const char *path, uint64_t offset);
 void task_fail(struct task *task, enum error_code code, int error);
 void task_kill(struct task *task, uint32_t grace_ms);
 void task_readable(struct task *task);
+void children_died(void);
+uint64_t tasks_tick(uint64_t now);
+
+/* emit.c */
+extern bool output_blocked;
 void task_emit(struct task *task);
 void task_credit(struct task *task, int stream, uint64_t bytes);
 void task_forget(uint32_t id);
-void children_died(void);
-uint64_t tasks_tick(uint64_t now);
 void tasks_resume(void);
+
+/* requests.c */
+bool on_frame(const uint8_t *frame, size_t payload);
 
 /* dispatcher.c */
 extern int epoll_fd;
-extern bool host_gone;
+extern bool host_gone, shutting_down;
+void begin_shutdown(uint32_t grace_ms);
+void protocol_error(const char *message);
 void send_error(uint32_t task, enum error_code code, int error, const char *message);
 void watch(int fd, uint32_t events, void *data);
 void rewatch(int fd, uint32_t events, void *data);
