@@ -223,7 +223,7 @@ def test_dispose_of_a_frozen_place() -> None:
         for watch, line in watches:
             disposed = watch.report("disposed", timeout=20)
             assert disposed["error"] == "PlaceLostError"
-            assert disposed["elapsed_ms"] < 12_000
+            assert disposed["elapsed_ms"] < 8_000
             assert {(task["status"], task["reason"], task["told"]) for task in disposed["tasks"]} == {
                 ("failed", "lost", 0)
             }

@@ -87,18 +87,17 @@ def test_start_immediate(slow_to_open: float) -> None:
     run(scenario())
 
 
-def test_start_shares_one_opening(slow_to_open: float) -> None:
+@pytest.mark.usefixtures("slow_to_open")
+def test_start_shares_one_opening() -> None:
     """Whatever is started while the place is opened waits for that one opening, and runs in one place."""
 
     async def scenario() -> None:
         async with executor() as made:
             told = Told(made)
-            began = time.monotonic()
             # The parent of bash is its keeper, and the parent of that is the warden.
             tasks = [start(made, "read -r _ _ _ parent _ </proc/$PPID/stat; echo $parent") for _ in range(5)]
             result = await run_command(made, "read -r _ _ _ parent _ </proc/$PPID/stat; echo $parent")
             await told.hears(*tasks)
-            assert time.monotonic() - began < 2 * slow_to_open
             assert {told.of(task).stdout for task in tasks} == {result.stdout.data}
 
     run(scenario())
