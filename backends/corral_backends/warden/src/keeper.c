@@ -16,11 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* bash gets a command that is too long for an argument on descriptor 9, which is closed before the first word of it
- * runs. Unlike a script file this keeps $0, `return` outside functions, heredocs and the last line as with -c. */
-#define LONG_COMMAND "mapfile -d '' -u 9 REPLY; exec 9<&-; eval \"unset REPLY;${REPLY[0]}\""
-
-enum { LONG_FD = 9, READS_PER_ROUND = 4, FLOOD = 256 << 10 };
+enum { READS_PER_ROUND = 4, FLOOD = 256 << 10 };
 
 struct pump {
     int fd;                               /* -1 at end of file */
@@ -61,44 +57,6 @@ static void tell(enum message_type type, uint32_t a, int32_t b)
 
 /* ---- starting bash ---- */
 
-/* What the child of vfork() met, in memory that it shares with us until it execs. */
-static volatile struct {
-    int code, error;
-} failure;
-
-static void child_failed(int code, int error)
-{
-    failure.code = code;
-    failure.error = error;
-    _exit(127);
-}
-
-static pid_t spawn(const char *path, char *const argv[], char *const envp[], const int std[3], int long_fd)
-{
-    pid_t pid = vfork();
-    if (pid)
-        return pid;
-    setsid();
-    for (int fd = 0; fd < 3; fd++)
-        if (std[fd] == fd ? fcntl(fd, F_SETFD, 0) < 0 : dup2(std[fd], fd) < 0)
-            child_failed(E_SPAWN, errno);
-    if (long_fd == LONG_FD)
-        fcntl(LONG_FD, F_SETFD, 0);
-    else if (long_fd >= 0 && dup2(long_fd, LONG_FD) < 0)
-        child_failed(E_SPAWN, errno);
-    if (task->workdir[0] && chdir(task->workdir))
-        child_failed(E_WORKDIR, errno);
-    setrlimit(RLIMIT_NOFILE, &settings.nofile);
-    signal(SIGPIPE, SIG_DFL);
-    signal(SIGXFSZ, SIG_DFL);
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    execve(path, argv, envp);
-    child_failed(errno == E2BIG ? E_TOO_LARGE : errno == EAGAIN || errno == ENOMEM ? E_SPAWN : E_SHELL, errno);
-    return -1;
-}
-
 static _Noreturn void failed(int code, int error)
 {
     tell(M_FAILED, (uint32_t)code, error);
@@ -114,32 +72,17 @@ static void start_leader(void)
         fcntl(ends[i][0], F_SETFL, O_RDONLY | O_NONBLOCK);
         pumps[i].fd = ends[i][0];
     }
-    char *shell = settings.shell ? settings.shell : find_shell(settings.shell_option);
-    if (!shell)
-        failed(E_SHELL, ENOENT);
-    bool is_long = task->command_fd >= 0;
-    if (is_long)
-        lseek(task->command_fd, 0, SEEK_SET);
-    if (task->stdin_fd >= 0)
-        lseek(task->stdin_fd, 0, SEEK_SET);
-    /* --norc: under sshd, Debian's bash reads ~/.bashrc even for -c. `--`: a command may begin with a dash. */
-    char *argv[] = {"bash", "--norc", "-c", "--", is_long ? LONG_COMMAND : task->command, NULL};
-    char **envp = merged_environment(settings.environment, task->env, task->env_size);
     int std[3] = {task->stdin_fd >= 0 ? task->stdin_fd : STDIN_FILENO, ends[0][1], ends[1][1]};
-
+    struct failure failure = {0};
     started_us = now_us();
-    pid_t pid = spawn(shell, argv, envp, std, task->command_fd);
+    pid_t pid = spawn_bash(task, std, &failure);
     if (pid < 0)
-        failed(E_SPAWN, errno);
-    if (failure.code) {
-        waitpid(pid, NULL, 0);
         failed(failure.code, failure.error);
-    }
     leader = pid;
     tell(M_STARTED, (uint32_t)pid, 0);
     close(ends[0][1]);
     close(ends[1][1]);
-    if (is_long)
+    if (task->command_fd >= 0)
         close(task->command_fd);
     if (task->stdin_fd >= 0)
         close(task->stdin_fd);

@@ -175,6 +175,12 @@ bool spill_close(struct spill *spill);
 void spill_remove_all(void);
 void spill_choose_directory(const char *parent, size_t length);
 
+/* spawn.c */
+struct failure {
+    int code, error;
+};
+pid_t spawn_bash(const struct task *task, const int std[3], struct failure *failure);
+
 /* keeper.c */
 _Noreturn void keeper_main(struct task *task, int ctl);
 uint8_t *shared_ring(struct shared *shared, int stream);
