@@ -196,10 +196,10 @@ void task_kill(struct task *task, uint32_t grace_ms)
         return;
     }
     if (task->state == T_FETCHING) {
-        close_ctl(task);
         if (task->keeper)
-            kill(task->keeper, SIGKILL);  /* SIGCHLD does the rest */
-        else if (!task->gone)
+            kill(task->keeper, SIGKILL);  /* SIGCHLD does the rest; first of all, lest it ends by EPIPE */
+        close_ctl(task);
+        if (!task->keeper && !task->gone)
             fetch_ended(task, SIGKILL);
         return;
     }
@@ -390,9 +390,13 @@ void task_readable(struct task *task)
     }
     struct message m;
     ssize_t n;
-    while ((n = recv(task->ctl, &m, sizeof m, MSG_DONTWAIT)) == (ssize_t)sizeof m)
-        heard(task, &m);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+    do {
+        n = recv(task->ctl, &m, sizeof m, MSG_DONTWAIT);
+        if (n == (ssize_t)sizeof m)
+            heard(task, &m);
+        /* A keeper that ended without reading our KILL resets the socket: told once, before its last words. */
+    } while (n > 0 || (n < 0 && (errno == EINTR || errno == ECONNRESET)));
+    if (n < 0 && errno == EAGAIN) {
         task_emit(task);
         return;
     }
