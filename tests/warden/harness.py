@@ -232,6 +232,12 @@ class Warden:
         with socket.socket(fileno=os.dup(self._to)) as ours:
             ours.shutdown(socket.SHUT_WR)
 
+    def close_output(self) -> None:
+        """Of two pipes: nobody will read what the warden writes."""
+        assert self._to != self._from
+        os.close(self._from)
+        self._from = -1
+
     # --- receiving
 
     def wait(self, condition: Callable[[], bool], what: str, *, seconds: float = LIMIT) -> None:
@@ -357,7 +363,7 @@ class Warden:
         left_files = sorted(os.listdir(self.scratch / "tmp"))
         assert not left_files, f"files left: {left_files}"
         if self.ready:
-            assert not Path(self.ready.spill_directory).exists(), "the spill directory is still there"
+            assert not os.path.lexists(self.ready.spill_directory), "the spill directory is still there"
 
     def __enter__(self) -> Self:
         return self
