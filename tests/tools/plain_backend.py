@@ -1,7 +1,7 @@
 """A third party's backend, written against the public seam alone: subprocesses, a small memory, no spill.
 
 It has none of the options that corral's own backends share: the command line must do without them.
-`PlainExecutor(memory=N)` keeps N bytes per stream.
+`PlainExecutor(memory=N)` keeps N bytes per stream. The place of a `NeverReadyExecutor` never gets ready.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from corral import (
+    AbortedBeforeStartError,
     BashExecRequest,
     BashExecSpec,
     BashExecutor,
@@ -195,3 +196,22 @@ class PlainExecutor(BashExecutor):
         await asyncio.gather(
             *(job.worker for job in self._jobs.values() if job.worker), return_exceptions=True
         )
+
+
+class NeverReadyExecutor(PlainExecutor):
+    """Says `opening` on standard error, and runs nothing until it is told not to."""
+
+    async def run(self, spec: BashExecSpec) -> BashRunResult:
+        assert spec.signal is not None
+        aborted = asyncio.Event()
+        spec.signal.on_abort(aborted.set)
+        os.write(2, b"opening\n")
+        await aborted.wait()
+        raise AbortedBeforeStartError(reason=spec.signal.reason)
+
+    async def _work(self, job: _Job, spec: BashExecSpec) -> None:
+        os.write(2, b"opening\n")
+        while not job.killed:
+            await asyncio.sleep(0.01)
+        job.record.failed(error=AbortedBeforeStartError(), reason=EndReason.KILLED)
+        self.notify_task_done(job.record.task)

@@ -122,6 +122,7 @@ def test_a_missing_workdir() -> None:
     [
         (["--timeout", "never", "true"], "UsageError", "'--timeout'"),
         (["--no-such", "--", "true"], "UsageError", "--no-such"),
+        (["--config", "/no/such\udcff.yaml", "true"], "ConfigError", "/no/such\udcff.yaml"),
         ([], "UsageError", "no command given"),
         (["--env", "BASH_ENV=x", "true"], "ValueError", "BASH_ENV"),
         (["--backend", "locla", "true"], "ConfigError", "did you mean 'local'?"),

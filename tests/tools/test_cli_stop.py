@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import signal
 import subprocess
 import termios
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tools.command import CORRAL, LIMIT, Running, corral
+from tests.tools.command import CORRAL, LIMIT, Running, corral, install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +34,13 @@ echo ready
 while :; do sleep 0.1; done
 """
 STUBBORN = "trap '' TERM; setsid sleep 600 & echo ready; while :; do sleep 0.1; done"
+
+
+def with_grace(folder: Path, seconds: int) -> tuple[str, str]:
+    """Options for a local backend that gives a command so long between the TERM and the KILL."""
+    file = folder / "corral.yaml"
+    file.write_text(f"- name: local\n  config: {{kill_grace_ms: {seconds * 1_000}}}\n")
+    return "--config", str(file)
 
 
 def wait_for_sleepers(running: Running, count: int) -> None:
@@ -68,8 +77,8 @@ def test_a_signal_to_corral_alone_does_the_same() -> None:
     assert (status, stdout) == (143, b"bye\n")
 
 
-def test_who_ignores_the_first_signal_is_killed_after_the_grace() -> None:
-    with Running("run", "--", STUBBORN) as running:
+def test_who_ignores_the_first_signal_is_killed_after_the_grace(tmp_path: Path) -> None:
+    with Running("run", *with_grace(tmp_path, 2), "--", STUBBORN) as running:
         running.read_until(b"ready\n")
         wait_for_sleepers(running, 1)
         started = time.monotonic()
@@ -78,26 +87,24 @@ def test_who_ignores_the_first_signal_is_killed_after_the_grace() -> None:
         took = time.monotonic() - started
         running.assert_gone()
     assert status == 130
-    assert 2.5 < took < 6
+    assert took > 1.9
 
 
-def test_a_second_signal_does_not_wait() -> None:
-    with Running("run", "--", STUBBORN) as running:
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    with Running("run", *with_grace(tmp_path, 60), "--", STUBBORN) as running:
         running.read_until(b"ready\n")
         wait_for_sleepers(running, 1)
         running.signal(signal.SIGINT)
         time.sleep(0.3)
         assert running.process.poll() is None
-        started = time.monotonic()
         running.signal(signal.SIGINT)
         status, _, stderr = running.finish()
-        took = time.monotonic() - started
-        deadline = time.monotonic() + 1
+        # The host is gone, which is what the warden kills everything for; it needs a moment.
+        deadline = time.monotonic() + 10
         while running.alive() and time.monotonic() < deadline:
             time.sleep(0.01)
         running.assert_gone()
     assert (status, stderr) == (130, b"")
-    assert took < 1.5
 
 
 def test_a_signal_ends_a_run_whose_output_nobody_reads() -> None:
@@ -105,7 +112,7 @@ def test_a_signal_ends_a_run_whose_output_nobody_reads() -> None:
         wait_for_sleepers(running, 1)
         time.sleep(0.5)
         running.signal(signal.SIGINT)
-        assert running.process.wait(10) == 130
+        assert running.process.wait(LIMIT) == 130
         running.assert_gone()
 
 
@@ -114,8 +121,26 @@ def test_a_signal_while_the_rest_of_the_output_is_waiting_for_its_reader() -> No
         time.sleep(1.5)
         assert running.process.poll() is None
         running.signal(signal.SIGINT)
-        assert running.process.wait(10) == 130
+        assert running.process.wait(LIMIT) == 130
         running.assert_gone()
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_signal_while_the_place_is_made_ready(tmp_path: Path, words: list[str]) -> None:
+    source = (Path(__file__).parent / "plain_backend.py").read_text()
+    env = install(tmp_path, {"never": "plain_backend:NeverReadyExecutor"}, {"plain_backend": source})
+    with Running("run", "--backend", "never", *words, "--timeout", "100ms", "true", env=env) as running:
+        assert running.process.stderr is not None
+        assert running.process.stderr.readline() == b"opening\n"
+        time.sleep(0.5)  # the time limit is the command's, which has not begun
+        assert running.process.poll() is None
+        running.signal(signal.SIGINT)
+        status, stdout, stderr = running.finish()
+    assert (status, stderr) == (130, b"")
+    if words:
+        assert json.loads(stdout)["error"]["type"] == "AbortedBeforeStartError"
+    else:
+        assert stdout == b""
 
 
 def test_a_signal_that_was_ignored_from_the_start_stays_ignored() -> None:
@@ -167,7 +192,7 @@ def test_a_time_limit() -> None:
     took = time.monotonic() - started
     assert (done.returncode, done.stdout) == (124, b"early\n")
     assert done.stderr == b"corral: timed out after 500ms\n"
-    assert 0.5 < took < 5
+    assert took > 0.5
 
 
 def test_a_time_limit_lets_a_trap_speak_and_stays_a_time_limit() -> None:
@@ -176,11 +201,10 @@ def test_a_time_limit_lets_a_trap_speak_and_stays_a_time_limit() -> None:
     assert done.stderr == b"corral: timed out after 1s\n"
 
 
-def test_a_time_limit_for_who_ignores_it() -> None:
-    started = time.monotonic()
-    done = corral("run", "--timeout", "200ms", "--", STUBBORN)
-    assert done.returncode == 124
-    assert time.monotonic() - started < 0.2 + 3 + 3
+def test_a_time_limit_for_who_ignores_it(tmp_path: Path) -> None:
+    done = corral("run", *with_grace(tmp_path, 1), "--timeout", "200ms", "--", STUBBORN)
+    assert (done.returncode, done.stdout) == (124, b"ready\n")
+    assert done.stderr.endswith(b"corral: timed out after 200ms\n")
 
 
 def test_a_time_limit_that_is_not_reached() -> None:

@@ -91,6 +91,28 @@ def test_both_outputs_at_once(big: Path) -> None:
         assert running.process.wait(LIMIT) == 0
 
 
+def test_a_reader_that_comes_late(big: Path) -> None:
+    with Running("run", "--", f"for i in 1 2 3 4 5; do head -c 100000 {big}; sleep 0.05; done") as running:
+        data = Reader(stdout_of(running), delay=1.5).data()
+        assert running.process.wait(LIMIT) == 0
+    assert digest(data) == digest(big.read_bytes()[:100_000] * 5)
+
+
+def test_memory_stays_small_however_slow_the_reader(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    with Running("run", "--", f"head -c 300000000 /dev/zero; touch {done}; sleep 1") as running:
+        deadline = time.monotonic() + LIMIT
+        while not done.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)
+        resident = int(Path(f"/proc/{running.process.pid}/statm").read_text().split()[1])
+        data = Reader(stdout_of(running)).data()
+        assert running.process.wait(LIMIT) == 0
+    assert len(data) == 300_000_000
+    assert resident * os.sysconf("SC_PAGE_SIZE") < 100_000_000
+
+
 def test_output_that_outlasts_memory_while_the_command_goes_on(big: Path, tmp_path: Path) -> None:
     # The rest of the first burst must come while the command still runs, not only when it ends.
     gate = tmp_path / "gate"

@@ -6,12 +6,12 @@ import json
 from typing import TYPE_CHECKING
 
 from corral_tools.cli import exits
+from corral_tools.cli.exits import CliError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from corral import BashRunResult, CollectedOutput, CorralError
-    from corral_tools.cli.exits import CliError
 
     Json = str | int | float | bool | None | Mapping[str, "Json"]
 
@@ -46,9 +46,10 @@ def _output(output: CollectedOutput) -> Mapping[str, Json]:
 
 
 def failure_document(error: CorralError | CliError) -> Mapping[str, Json]:
-    """The error, and the partial output if it has any. `type` is the class that first told of it."""
+    """The error, and the partial output if it has any. `type` is its class; what we wrap keeps its own."""
+    told = error.__cause__ if isinstance(error, CliError) and error.__cause__ is not None else error
     document = error_document(
-        type(error).__name__ if error.__cause__ is None else type(error.__cause__).__name__,
+        type(told).__name__,
         str(error),
         stage=getattr(error, "stage", None),
         remedy=error.remedy,
