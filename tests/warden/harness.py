@@ -301,6 +301,13 @@ class Warden:
         self.wait(lambda: task.state in states, f"task {task.id} to be {states}", seconds=seconds)
         return task
 
+    def stdout_within(self, task: Task, data: bytes, seconds: float) -> bool:
+        """Whether `task` writes just that to its stdout within a time."""
+        deadline = time.monotonic() + seconds * self.patience
+        while task.stdout != data and time.monotonic() < deadline:
+            self.listen(0.02)
+        return task.stdout == data
+
     def barrier(self) -> None:
         """Everything sent so far was taken: the warden has answered a PING that came after it."""
         token = uuid.uuid4().int >> 64

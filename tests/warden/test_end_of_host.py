@@ -84,13 +84,12 @@ def test_nothing_new_during_a_shutdown(warden: Warden) -> None:
 def test_shutdown_of_a_host_that_does_not_read(warden: Warden) -> None:
     task = warden.start("yes | head -c 5000000; exec sleep 20")
     poll(lambda: len(below(warden.pid)) >= 2, 5, "it runs")
-    warden.write(frames.shutdown(0))
-    time.sleep(0.3)
     tree = below(warden.pid)
+    warden.write(frames.shutdown(0))
+    poll(lambda: not still_alive(tree), 1.0 * warden.patience, "the tree, without a reader")
     warden.wait_eof(seconds=5)
     assert warden.bye
     assert task.over
-    assert not still_alive(tree)
 
 
 # --- end of file
