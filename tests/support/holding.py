@@ -37,12 +37,14 @@ class Errors(logging.Handler):
     @contextlib.contextmanager
     def collected(cls) -> Iterator[Errors]:
         handler = cls()
-        logger = logging.getLogger("corral")
-        logger.addHandler(handler)
+        loggers = [logging.getLogger(name) for name in ("corral", "asyncio")]
+        for logger in loggers:
+            logger.addHandler(handler)
         try:
             yield handler
         finally:
-            logger.removeHandler(handler)
+            for logger in loggers:
+                logger.removeHandler(handler)
 
 
 class Holder:
