@@ -11,34 +11,43 @@ A file is YAML or TOML, by its suffix. It is a list of entries, in YAML at the t
 `name` is an installed backend or `package.module:Class`; `config` are its constructor's keywords, with the
 types that its signature says. `timeoutMs` is understood as `timeout_ms`, and `cwd` as `workdir`. Nothing is
 guessed beyond that: whatever is unknown, doubled or of the wrong type is a `ConfigError`, and no backend is
-ever taken in place of another."""
+ever taken in place of another.
+
+A configuration may hold secrets, so errors name keys and types, and never show a value."""
 
 # Imports are made at run time, for `typing.get_type_hints`.
 
 from __future__ import annotations
 
-import difflib
-import inspect
-import re
+import stat
 import tomllib
-import typing
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from ._context import Context
-from ._errors import ConfigError, CorralError
+from ._errors import ConfigError, DuplicateServiceError
 from ._executor import BashExecutor
-from ._registry import GROUP, BackendFactory, load_backend
+from ._options import executor_of, unknown_key
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
+    from yaml.nodes import Node
+
+
+class _Loader(Protocol):
+    """The part of yaml.SafeLoader that is used, which its stubs leave without types."""
+
+    def get_single_node(self) -> Node | None: ...
+    def construct_document(self, node: Node) -> object: ...
+    def dispose(self) -> None: ...
+
 
 _ENTRY_KEYS = ("id", "name", "config")
-_ALIASES = {"cwd": "workdir"}
+
+MAX_BYTES: Final = 1 << 20
+"""What is larger is no configuration but a wrong path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,275 +61,224 @@ class ConfigEntry:
     config: Mapping[str, object] = field(default_factory=dict[str, object], repr=False)
 
 
+# --- files
+
+
 def load_config(path: str | Path) -> tuple[ConfigEntry, ...]:
-    """Read a configuration file. `ConfigError`, naming file and entry, for what is not a list of entries."""
+    """Read a configuration file. `ConfigError`, naming the file, for one that cannot be read (or has more
+    than 1 MiB) or parsed, and as in `parse_entries` for what it says."""
+    source = f"configuration {path}"
     file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        msg = f"configuration {file}: cannot be read: {reason}"
-        raise ConfigError(msg) from error
-    return parse_entries(_parse(text, file), source=str(file))
-
-
-def _parse(text: str, file: Path) -> object:
-    if file.suffix == ".toml":
-        try:
-            return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            msg = f"configuration {file}: not TOML: {error}"
-            raise ConfigError(msg) from error
-    if file.suffix not in (".yaml", ".yml"):
-        msg = f"configuration {file}: the suffix must be .yaml, .yml or .toml"
+    if file.suffix not in (".yaml", ".yml", ".toml"):
+        msg = f"{source}: the suffix must be .yaml, .yml or .toml"
         raise ConfigError(msg)
+    text = _text(file, source)
+    try:
+        data = tomllib.loads(text) if file.suffix == ".toml" else _yaml(text, source)
+    except tomllib.TOMLDecodeError as error:  # its messages have the line and no values
+        msg = f"{source}: not TOML: {error}"
+        raise ConfigError(msg) from None
+    except RecursionError:
+        msg = f"{source}: nested too deeply"
+        raise ConfigError(msg) from None
+    return parse_entries(data, source=source)
+
+
+def _text(file: Path, source: str) -> str:
+    try:
+        # Reading a FIFO, or a device, might never end.
+        if not stat.S_ISREG(file.stat().st_mode):
+            msg = f"{source}: is not a regular file"
+            raise ConfigError(msg)
+        with file.open("rb") as opened:
+            data = opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        msg = f"{source}: cannot be read: {error.strerror or error}"
+        raise ConfigError(msg) from error
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        msg = f"{source!r}: is no path: {error}"
+        raise ConfigError(msg) from error
+    if len(data) > MAX_BYTES:
+        msg = f"{source}: has more than {MAX_BYTES} bytes, so it is hardly a configuration"
+        raise ConfigError(msg)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        msg = f"{source}: is not UTF-8 (line {line})"
+        raise ConfigError(msg) from None
+
+
+def _yaml(text: str, source: str) -> object:
     import yaml  # noqa: PLC0415  # only who uses a file pays for it
 
+    loader = cast("_Loader", yaml.SafeLoader(text))
     try:
-        parsed: object = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        msg = f"configuration {file}: not YAML: {error}"
-        raise ConfigError(msg) from error
-    return parsed
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _refuse_doubled_keys(node, source)
+        return loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        # Its own text shows the line, in which there may be a secret.
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        msg = f"{source}: not YAML: {where}{error.problem or error.context}"
+        raise ConfigError(msg) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        msg = f"{source}: not YAML: line {line}: a character that is not allowed"
+        raise ConfigError(msg) from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, a number of no digits
+        if isinstance(error, ConfigError):
+            raise
+        msg = (
+            f"{source}: not YAML: {type(error).__name__}: a value is not what it looks like; put it in quotes"
+        )
+        raise ConfigError(msg) from None
+    finally:
+        loader.dispose()
+
+
+def _refuse_doubled_keys(root: Node, source: str) -> None:
+    """YAML forbids a key that is there twice; the parser takes the last one without a word."""
+    from yaml.nodes import MappingNode, ScalarNode, SequenceNode  # noqa: PLC0415
+
+    pending, seen = [root], set[int]()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, SequenceNode):
+            pending.extend(cast("list[Node]", node.value))
+        elif isinstance(node, MappingNode):
+            keys = set[str]()
+            for key, value in cast("list[tuple[Node, Node]]", node.value):
+                pending += (key, value)
+                if not isinstance(key, ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                    continue
+                name = str(key.value)
+                if name in keys:
+                    line = key.start_mark.line + 1
+                    msg = f"{source}: line {line}: the key {name!r} is there twice"
+                    raise ConfigError(msg, key=name)
+                keys.add(name)
+
+
+# --- entries
 
 
 def parse_entries(data: object, *, source: str = "configuration") -> tuple[ConfigEntry, ...]:
     """Entries from what a file or a program says: a list of mappings, or a mapping with such a list as
-    `entries`.
+    `entries`. A `ConfigEntry` in the list is taken as it is.
 
-    `source` is what errors call it.
+    `source` is what errors call it. `ConfigError`, naming entry and key, for everything else.
     """
     if isinstance(data, Mapping):
         mapping = cast("Mapping[object, object]", data)
-        unknown = [key for key in mapping if key != "entries"]
-        if unknown or "entries" not in mapping:
-            keys = ", ".join(map(repr, unknown)) or "nothing"
-            msg = f"{source}: expected a list of entries, or a mapping with the key 'entries'; found {keys}"
-            raise ConfigError(msg)
+        for key in mapping:
+            if key in _ENTRY_KEYS:
+                msg = f"{source}: expected a list of entries, found one entry that is in no list"
+                remedy = "In YAML begin it with '- '; in TOML put [[entries]] before it."
+                raise ConfigError(msg, key=str(key), remedy=remedy)
+            if key != "entries":
+                raise unknown_key(source, None, key, ("entries",))
+        if not mapping:
+            msg = f"{source}: the key 'entries' is missing"
+            raise ConfigError(msg, key="entries")
         data = mapping["entries"]
     if not isinstance(data, Sequence) or isinstance(data, str | bytes):
-        msg = f"{source}: expected a list of entries, found {type(data).__name__}"
+        msg = f"{source}: expected a list of entries, found {_kind(data)}"
         raise ConfigError(msg)
     entries: dict[str, ConfigEntry] = {}
     for position, item in enumerate(cast("Sequence[object]", data), 1):
         entry = item if isinstance(item, ConfigEntry) else _entry(item, f"{source}, entry {position}")
         if entry.id in entries:
-            msg = f"{source}: two entries have the id {entry.id!r}"
-            raise ConfigError(msg, entry=entry.id, key="id")
+            msg = f"{source}, entry {position}: there is another entry with the id {entry.id!r}"
+            remedy = "Give each an id of its own; without one its name is its id."
+            raise ConfigError(msg, entry=entry.id, key="id", remedy=remedy)
         entries[entry.id] = entry
     return tuple(entries.values())
 
 
 def _entry(item: object, where: str) -> ConfigEntry:
     if not isinstance(item, Mapping):
-        msg = f"{where}: expected a mapping with id, name and config, found {type(item).__name__}"
+        msg = f"{where}: expected a mapping with id, name and config, found {_kind(item)}"
         raise ConfigError(msg)
     mapping = cast("Mapping[object, object]", item)
-    name, config = mapping.get("name"), mapping.get("config")
-    entry_id = mapping.get("id", name)
+    entry_id = mapping.get("id", mapping.get("name"))
     label = entry_id if isinstance(entry_id, str) else None
+    if label is not None:
+        where = f"{where} ({label!r})"
     for key in mapping:
         if key not in _ENTRY_KEYS:
-            raise _unknown(where, label, str(key), _ENTRY_KEYS)
-    for field_name, value in (("name", name), ("id", entry_id)):
+            raise unknown_key(where, label, key, _ENTRY_KEYS)
+    if "name" not in mapping:
+        msg = f"{where}: the key 'name' is missing"
+        raise ConfigError(msg, entry=label, key="name", remedy="Name the backend.")
+    name, config = mapping["name"], mapping.get("config")
+    for key, value in (("name", name), ("id", entry_id)):
         if not isinstance(value, str) or not value:
-            msg = f"{where}: {field_name} must be a string that is not empty, not {value!r}"
-            raise ConfigError(msg, entry=label, key=field_name)
+            found = "an empty one" if value == "" else _kind(value)
+            msg = f"{where}: {key} must be a string that is not empty, not {found}"
+            raise ConfigError(msg, entry=label, key=key)
     if config is not None and not isinstance(config, Mapping):
-        msg = f"{where}: config must be a mapping of options, not {config!r}"
+        msg = f"{where}: config must be a mapping of options, not {_kind(config)}"
         raise ConfigError(msg, entry=label, key="config")
     options = cast("Mapping[object, object]", config or {})
     for key in options:
         if not isinstance(key, str):
-            msg = f"{where}: option names are strings, not {key!r}"
-            raise ConfigError(msg, entry=label, key=str(key))
+            msg = f"{where}: the names of options are strings, and one is {_kind(key)}"
+            raise ConfigError(msg, entry=label, key="config")
     return ConfigEntry(
         id=cast("str", entry_id), name=cast("str", name), config=cast("Mapping[str, object]", dict(options))
     )
 
 
-def _unknown(where: str, entry: str | None, key: str, known: Iterable[str]) -> ConfigError:
-    known = sorted(known)
-    snake = _snake(key)
-    nearest = next(iter(difflib.get_close_matches(snake, known, n=1, cutoff=0.5)), None)
-    hint = f"did you mean {nearest!r}?" if nearest else f"known are: {', '.join(known) or 'none'}"
-    return ConfigError(f"{where}: unknown key {key!r}; {hint}", entry=entry, key=key, suggestion=nearest)
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"a value of type {type(value).__name__}"
 
 
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower()
-
-
-# --- options
+# --- executors
 
 
 def make_executor(entry: ConfigEntry, **defaults: object) -> BashExecutor:
     """The executor that an entry describes. Nothing is started.
 
     `defaults` are options that apply where the entry does not say otherwise; those that the backend does not
-    have are left out. `ConfigError`, naming entry and key, for an unknown backend or option, a wrong type or
-    a bad value."""
-    where = f"entry {entry.id!r}"
-    factory = _factory(entry, where)
-    parameters = _parameters(factory)
-    given: dict[str, object] = {}
-    written: dict[str, str] = {}
-    for key, value in entry.config.items():
-        name = _option(key, parameters)
-        if name not in parameters.known and not parameters.open:
-            raise _unknown(where, entry.id, key, parameters.known)
-        if name in given:
-            msg = f"{where}: {key!r} and {written[name]!r} are the same option"
-            raise ConfigError(msg, entry=entry.id, key=key)
-        given[name], written[name] = value, key
-    for name, value in defaults.items():
-        if name in parameters.known:
-            given.setdefault(name, value)
-    options = _validated(parameters, given, entry, where, written)
-    try:
-        return factory(**options)
-    except (TypeError, ValueError) as error:
-        # Constructors name the option first, as all errors of values here do.
-        option = re.match(r"\w*", str(error))
-        found = option.group() if option else ""
-        blamed = written.get(found, found) if found in parameters.known else None
-        msg = f"{where}: {error}"
-        raise ConfigError(msg, entry=entry.id, key=blamed) from error
-
-
-def _factory(entry: ConfigEntry, where: str) -> BackendFactory:
-    if ":" in entry.name:
-        try:
-            factory: object = EntryPoint(name=entry.id, value=entry.name, group=GROUP).load()
-        except Exception as error:
-            msg = f"{where}: {entry.name!r} cannot be imported: {type(error).__name__}: {error}"
-            raise ConfigError(msg, entry=entry.id, key="name") from error
-        if not callable(factory) or (isinstance(factory, type) and not issubclass(factory, BashExecutor)):
-            msg = f"{where}: {entry.name!r} is no class of executors and no function"
-            raise ConfigError(msg, entry=entry.id, key="name")
-        return cast("BackendFactory", factory)
-    try:
-        return load_backend(entry.name)
-    except ConfigError as error:
-        msg = f"{where}: {error}"
-        raise ConfigError(
-            msg, entry=entry.id, key="name", suggestion=error.suggestion, remedy=error.remedy
-        ) from error
-
-
-def _option(key: str, parameters: _Parameters) -> str:
-    for name in (key, _snake(key), _ALIASES.get(key, key)):
-        if name in parameters.known:
-            return name
-    return key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parameters:
-    """What a factory takes by keyword: types by name, which of them it must have, whether it takes any
-    others."""
-
-    known: Mapping[str, object]
-    required: frozenset[str]
-    open: bool
-
-
-def _parameters(factory: BackendFactory) -> _Parameters:
-    signature = inspect.signature(factory)
-    # A class's own hints are those of its attributes; what it takes is what its constructor says.
-    constructor: object = getattr(factory, "__init__") if isinstance(factory, type) else factory  # noqa: B009
-    hints = typing.get_type_hints(constructor, include_extras=True)
-    known: dict[str, object] = {}
-    required: set[str] = set()
-    takes_any = False
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            hint = hints.get(name)
-            if typing.get_origin(hint) is typing.Unpack:
-                (options,) = typing.get_args(hint)
-                known.update(typing.get_type_hints(options, include_extras=True))
-                required.update(cast("frozenset[str]", options.__required_keys__))
-            else:
-                takes_any = True
-        elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            known[name] = hints.get(name, object)
-            if parameter.default is parameter.empty:
-                required.add(name)
-    return _Parameters(known=known, required=frozenset(required), open=takes_any)
-
-
-def _validated(
-    parameters: _Parameters,
-    given: Mapping[str, object],
-    entry: ConfigEntry,
-    where: str,
-    written: Mapping[str, str],
-) -> dict[str, object]:
-    """The options, checked against the types of the signature. Strict: a number in quotes is not a number."""
-    from pydantic import ConfigDict, ValidationError, create_model  # noqa: PLC0415  # slow to import
-
-    fields: dict[str, object] = {
-        name: (hint, ... if name in parameters.required else None) for name, hint in parameters.known.items()
-    }
-    make = cast("typing.Callable[..., type[BaseModel]]", create_model)
-    model = make(
-        "Options",
-        __config__=ConfigDict(
-            strict=True, extra="allow", arbitrary_types_allowed=True, protected_namespaces=()
-        ),
-        **fields,
-    )
-    try:
-        checked = model.model_validate(dict(given))
-    except ValidationError as error:
-        raise _invalid(error, entry, where, written) from error
-    return {name: cast("object", getattr(checked, name)) for name in given}
-
-
-def _invalid(
-    error: ValidationError, entry: ConfigEntry, where: str, written: Mapping[str, str]
-) -> ConfigError:
-    # A union reports once for each of its members, at places below the option.
-    first = error.errors(include_url=False)[0]
-    option = str(first["loc"][0])
-    key = written.get(option, option)
-    if first["type"] == "missing":
-        return ConfigError(f"{where}: option {key!r} is missing", entry=entry.id, key=key)
-    value: object = entry.config.get(key)
-    # A number may be shown; anything else may be a secret in the wrong place.
-    shown = repr(value) if isinstance(value, int | float) else f"of type {type(value).__name__}"
-    reasons = [item["msg"] for item in error.errors(include_url=False) if item["loc"][0] == option]
-    told = " or ".join(dict.fromkeys(reason[:1].lower() + reason[1:] for reason in reasons))
-    return ConfigError(f"{where}: {key} is {shown}: {told}", entry=entry.id, key=key)
-
-
-# --- contexts
+    have are left out. `ConfigError`, naming entry and key, for an unknown backend or option, a wrong type, a
+    bad value (a `TypeError` or `ValueError` of the constructor), and a function that makes no executor. Any
+    other error of the constructor comes as it is."""
+    return executor_of(entry.id, entry.name, entry.config, defaults)
 
 
 @asynccontextmanager
 async def open_context(source: str | Path | Sequence[object]) -> AsyncGenerator[Context, None]:
     """A context with the executor that a configuration describes, disposed of at the end.
 
-    `source` is the path of a file, or entries as `parse_entries` takes them. Everything is checked before
-    anything is made; nothing is started before the first command. ::
+    `source` is the path of a file, or entries as `parse_entries` takes them. There must be exactly one:
+    `ConfigError` for none, `DuplicateServiceError` for several. Nothing is started before the first
+    command. ::
 
         async with open_context("corral.yaml") as context:
             result = await context.bash.run(context.bash.resolve(BashExecRequest(command="make")))
     """
     if isinstance(source, str | Path):
-        entries, name = load_config(source), str(source)
+        entries, name = load_config(source), f"configuration {source}"
     else:
         entries, name = parse_entries(source), "configuration"
     if not entries:
         msg = f"{name}: there is no entry, so there is no executor"
-        raise ConfigError(msg)
+        raise ConfigError(msg, remedy="Add one, with at least the name of a backend.")
+    entry, *others = entries
+    if others:
+        ids = ", ".join(repr(each.id) for each in entries)
+        msg = f"{name}: a context has one executor, and here are {len(entries)} entries: {ids}"
+        remedy = "Keep one of them, or open a context for each."
+        raise DuplicateServiceError(msg, remedy=remedy)
     async with Context(name) as context:
-        for entry in entries:
-            executor = make_executor(entry)
-            try:
-                context.provide(executor)
-            except CorralError as error:
-                await executor.dispose()
-                error.add_note(f"at entry {entry.id!r}")
-                raise
+        context.provide(make_executor(entry))
         yield context

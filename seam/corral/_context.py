@@ -4,18 +4,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TypeAlias, final
+from typing import Self, TypeAlias, cast, final
 
 from ._abort import Disposer
 from ._errors import CorralError, DuplicateServiceError
 from ._executor import BashExecutor
+from ._isolation import logger
 from ._task import BashTaskListener
 
-Undo: TypeAlias = Callable[[], None] | Callable[[], Awaitable[None]]
-"""Takes back an effect. It may be a coroutine function."""
+Undo: TypeAlias = Callable[[], object]
+"""Takes back an effect. What it returns is awaited if it can be, so it may be a coroutine function."""
 
 
 class Scope:
@@ -29,18 +31,23 @@ class Scope:
         self.context = context
         self.name = name
         self._effects: dict[object, Undo] = {}
-        self._closed = False
+        self._closer: asyncio.Task[object] | None = None
+        self._closing: asyncio.Event | None = None  # set when it is over
 
     @property
     def closed(self) -> bool:
         """Whether `close` has been called. It may not have completed."""
-        return self._closed
+        return self._closing is not None
 
     def effect(self, undo: Undo) -> Disposer:
-        """Have `undo` called when the scope closes. Returns what forgets it, without calling it."""
-        if self._closed:
-            msg = f"scope {self.name!r} is closed; nothing can be registered with it any more"
-            raise RuntimeError(msg)
+        """Have `undo` called when the scope closes. Returns what forgets it, without calling it.
+
+        `RuntimeError` from the call of `close` on.
+        """
+        self._check_open()
+        return self._remember(undo)
+
+    def _remember(self, undo: Undo) -> Disposer:
         key = object()
         self._effects[key] = undo
 
@@ -50,9 +57,13 @@ class Scope:
         return forget
 
     def on_task_done(self, listener: BashTaskListener) -> Disposer:
-        """As `BashExecutor.on_task_done` of the context's executor; the listener goes with the scope."""
+        """As `BashExecutor.on_task_done` of the context's executor; the listener goes with the scope.
+
+        While the scope closes it is still called, until what was registered after it has been undone.
+        """
+        self._check_open()  # before the executor has the listener, which nothing would take back
         unregister = self.context.bash.on_task_done(listener)
-        forget = self.effect(unregister)
+        forget = self._remember(unregister)
 
         def dispose() -> None:
             forget()
@@ -62,33 +73,66 @@ class Scope:
 
     def scope(self, name: str) -> Scope:
         """A scope inside this one: it closes with it, if it was not closed before."""
+        self._check_open()
         inner = Scope(self.context, name)
-        inner._when_closed = self.effect(inner.close)  # of the same class
+        inner._when_closed = self._remember(inner.close)  # of the same class
         return inner
 
     _when_closed: Disposer | None = None
 
+    def _check_open(self) -> None:
+        if self.closed:
+            msg = f"scope {self.name!r} is closed; nothing can be registered with it any more"
+            raise RuntimeError(msg)
+
     async def close(self) -> None:
         """Undo every effect, the last one first. All are undone, whatever single ones raise.
 
-        Calling it again does nothing. What was raised is raised here at the end, as an `ExceptionGroup`.
+        What was raised is raised here at the end, as an `ExceptionGroup`. Calling it again waits for the
+        first call and raises nothing; in an undo, which the first call waits for, it does nothing.
+
+        Cancelling it cancels the undo that is waited for, and nothing else: the others are still undone, then
+        `CancelledError` is raised. So a limit of time around it ends an undo that hangs.
         """
-        if self._closed:
+        task = asyncio.current_task()
+        if self._closing is not None:
+            if task is not self._closer:
+                await self._closing.wait()
             return
-        self._closed = True
-        if self._when_closed is not None:
-            self._when_closed()
+        self._closer, self._closing = task, asyncio.Event()
         errors: list[Exception] = []
-        while self._effects:
-            _, undo = self._effects.popitem()
-            try:
-                waiting = undo()
-                if inspect.isawaitable(waiting):
-                    await waiting
-            except Exception as error:
-                errors.append(error)
+        interruption: BaseException | None = None
+        try:
+            while self._effects:
+                _, undo = self._effects.popitem()
+                try:
+                    waiting = undo()
+                    if inspect.isawaitable(waiting):
+                        await waiting
+                except asyncio.CancelledError as error:
+                    # Unless it is meant for us, the undo has cancelled something and waited for it.
+                    if task is not None and task.cancelling():
+                        interruption = interruption or error
+                except Exception as error:
+                    errors.append(error)
+                except BaseException as error:  # addressed to the whole program
+                    interruption = interruption or error
+        finally:
+            # Only now: until here, whoever closes the scope around this one has to wait for it.
+            if self._when_closed is not None:
+                self._when_closed()
+            self._closer = None
+            self._closing.set()
+        self._report(errors, interruption)
+
+    def _report(self, errors: list[Exception], interruption: BaseException | None) -> None:
+        msg = f"closing scope {self.name!r}"
+        if interruption is not None:
+            for error in errors:
+                interruption.add_note(f"{msg} failed too: {error!r}")
+                logger.error("%s failed", msg, exc_info=error)
+            raise interruption
         if errors:
-            msg = f"closing scope {self.name!r}"
             raise ExceptionGroup(msg, errors)
 
     async def __aenter__(self) -> Self:
@@ -97,13 +141,14 @@ class Scope:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close. Its errors are raised, unless the body raised: then they become a note there."""
+        """Close. Its errors are raised, unless the body raised: then they are noted there and logged."""
         try:
             await self.close()
         except ExceptionGroup as group:
             if exc is None:
                 raise
             exc.add_note(f"{group.message} failed too: {'; '.join(map(repr, group.exceptions))}")
+            logger.exception("%s failed after an error in its async with block", group.message)
 
 
 @final
@@ -126,14 +171,20 @@ class Context(Scope):
     def provide(self, executor: BashExecutor) -> None:
         """Make `executor` the one of this context, which from now on disposes of it.
 
-        `DuplicateServiceError` when there is one already; the second one stays the caller's.
+        `DuplicateServiceError` when there is one already, `RuntimeError` when the context is closed, and
+        `TypeError` for anything else than an executor; it then stays the caller's.
         """
+        given = cast("object", executor)
+        if not isinstance(given, BashExecutor):
+            msg = f"executor must be a BashExecutor, not {given!r}"
+            raise TypeError(msg)
         if self._bash is not None:
             msg = (
                 f"{self.name!r} already has an executor ({type(self._bash).__name__}), one is all it can have"
             )
             remedy = "Dispose of the other one, or make a context of its own for it."
             raise DuplicateServiceError(msg, remedy=remedy)
+        self._check_open()
         # First in, so that it goes last: what others registered may need it while they are undone.
         self._effects = {object(): executor.dispose, **self._effects}
         self._bash = executor
