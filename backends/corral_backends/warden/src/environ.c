@@ -24,26 +24,40 @@ static size_t name_length(const char *entry)
     return strcspn(entry, "=") + 1;
 }
 
-/* `base` with the entries of `block` on top, each name once; the strings stay where they are. */
+/* Where `entry` is, or will be, in a table of a power of two of slots that is never full. */
+static char ***slot_of(char ***table, size_t slots, const char *entry)
+{
+    size_t length = name_length(entry), at = 5381;
+    for (size_t i = 0; i < length; i++)
+        at = at * 33 + (unsigned char)entry[i];
+    while (table[at &= slots - 1] && strncmp(*table[at], entry, length) != 0)
+        at++;
+    return &table[at];
+}
+
+/* `base` with the entries of `block` on top, each name once; the strings stay where they are. By way of a table, because
+ * of the hundred thousand entries that a kernel may take, each had to be compared with all that came before it. */
 char **merged_environment(char **base, const char *block, size_t size)
 {
-    size_t count = 0, extra = 0;
+    size_t count = 0, n = 0, slots = 64;
     while (base[count])
         count++;
     for (size_t at = 0; at < size; at += strlen(block + at) + 1)
-        extra++;
-    char **result = xmalloc((count + extra + 1) * sizeof *result);
-    size_t n = count;
-    memcpy(result, base, count * sizeof *result);
-    for (size_t at = 0; at < size; at += strlen(block + at) + 1) {
-        char *entry = (char *)block + at;
-        size_t length = name_length(entry), i = 0;
-        while (i < n && strncmp(result[i], entry, length) != 0)
-            i++;
-        result[i] = entry;
-        if (i == n)
-            n++;
+        count++;
+    while (slots < 2 * count)
+        slots *= 2;
+    char **result = xmalloc((count + 1) * sizeof *result), ***table = xmalloc(slots * sizeof *table);
+    memset(table, 0, slots * sizeof *table);
+    for (size_t at = 0; *base || at < size;) {
+        char *entry = *base ? *base++ : (char *)block + at;
+        if (entry == block + at)
+            at += strlen(entry) + 1;
+        char ***slot = slot_of(table, slots, entry);
+        if (!*slot)
+            *slot = &result[n++];
+        **slot = entry;
     }
+    free(table);
     result[n] = NULL;
     return result;
 }
