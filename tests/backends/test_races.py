@@ -48,7 +48,7 @@ def race(arguments: Mapping[str, Any], account: Account, *, timeout: float) -> N
         assert raced["told"] > raced["tasks"] / 2
         assert raced["short"] < raced["tasks"] / 10
         assert {"exited", "signalled", "killed", "aborted", "disposed", "lost"} <= set(raced["reasons"])
-        figures = ("tasks", "executors", "notifications", "reasons")
+        figures = ("tasks", "executors", "notifications", "reasons", "slowest")
         print(f"{raced['seconds']:.1f} s", *(f"{name}: {raced[name]}" for name in figures), sep=", ")
         expect_clean(watch, raced)
 

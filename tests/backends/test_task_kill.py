@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -209,3 +211,19 @@ def test_kill_of_what_took_on_other_credentials(command: str, becomes_root: str)
         assert (task["reason"], task["told"]) == ("killed", 1)
         assert (other["status"], other["told"]) == ("running", 0)
         assert any(becomes_root in process.cmdline for process in watch.survivors())
+
+
+def test_kill_signals_nothing_that_was_reaped() -> None:
+    """Where pids are used again at once, no process of anybody else is ever hit."""
+    script = Path(__file__).parents[1] / "support" / "reuse.py"
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if os.geteuid() != 0 or subprocess.run([*unshare, "true"], check=False).returncode != 0:
+        pytest.skip("needs to be root, and a pid namespace")
+    command = [*unshare, "bash", "-c", '"$@"; exit $?', "-", sys.executable, str(script), "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=40)
+    assert (done.returncode, done.stderr) == (0, "")
+    figures = json.loads(done.stdout)
+    assert figures["signalled"] == 0
+    assert figures["left"] == 2  # the init and the program itself
+    assert figures["tasks"] > 20
+    assert figures["reused"] >= 5, figures

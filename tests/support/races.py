@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["race"]
 
 GRACE_MS = 60
+DRAIN_SECONDS = 20
 MISSING = "/nonexistent/workdir"
 
 
@@ -110,6 +111,7 @@ class Heat:
         self.violations: list[str] = []
         self.raised = 0
         self.short = 0
+        self.drain_s = self.dispose_s = 0.0
         self.undo_leaver: Callable[[], None] | None = None
         self.steady = ("first", "raiser", "killer", "starter", "last")
         for name in self.steady:
@@ -270,26 +272,32 @@ class Heat:
                 await asyncio.sleep(0.001)
             await asyncio.sleep(chance.choice([0, 0, 0, 0.001, 0.004]))
         if self.drain:
-            deadline = time.monotonic() + 20
-            while self.running() and time.monotonic() < deadline:
+            began = time.monotonic()
+            while self.running() and time.monotonic() - began < DRAIN_SECONDS:
                 for entry in self.entries.values():
                     if entry.kind.reason is None:
                         self.kill(entry)
                 await asyncio.sleep(0.005)
+            self.drain_s = time.monotonic() - began
         if not self.begun:
             for entry in self.entries.values():
                 entry.early = entry.task.status is not TaskStatus.RUNNING
             await asyncio.sleep(0.001)  # what has ended by then is told in this turn
-            if not self.begun:
+            if self.begun:  # by a listener, before the turn of others
+                for entry in self.entries.values():
+                    entry.early = False
+            else:
                 self.dispose()
         heard = {task_id: Counter(entry.heard) for task_id, entry in self.entries.items()}
         expected = (PlaceLostError,) if self.losses else ()
+        began = time.monotonic()
         try:
             await self.executor.dispose()
         except expected:
             pass
         except Exception as error:
             self.violations.append(f"dispose: {error!r}")
+        self.dispose_s = time.monotonic() - began
         await asyncio.gather(*runs)
         await asyncio.sleep(0.001)
         for task_id, entry in self.entries.items():
@@ -375,6 +383,10 @@ async def race(stage: Stage, *, seed: int, tasks: int, lanes: int, losses: bool)
         told=sum(entry.heard["first"] for entry in entries),
         short=sum(heat.short for heat in heats),
         reasons=dict(Counter(str(entry.task.reason) for entry in entries)),
+        slowest={
+            "drain": max(heat.drain_s for heat in heats),
+            "dispose": max(heat.dispose_s for heat in heats),
+        },
         violations=violations[:20],
         before=before,
         after=stage.footprint(),
