@@ -77,11 +77,11 @@ def test_a_death_by_signal() -> None:
 
 
 def test_a_timeout() -> None:
-    done = corral("run", "--json", "--timeout", "400ms", "--", "echo early; sleep 600")
+    done = corral("run", "--json", "--timeout", "1s", "--", "echo early; sleep 600")
     result = result_of(done)
     assert done.returncode == 124
     assert result["timed_out"] is True
-    assert (result["reason"], result["timeout_ms"], result["survivors"]) == ("timed_out", 400, 0)
+    assert (result["reason"], result["timeout_ms"], result["survivors"]) == ("timed_out", 1_000, 0)
     assert result["stdout"]["text"] == "early\n"
 
 

@@ -188,8 +188,8 @@ def test_an_output_that_somebody_made_nonblocking(big: Path) -> None:
 
 
 def test_our_line_begins_a_line() -> None:
-    done = corral("run", "--timeout", "300ms", "--", "printf prompt: >&2; sleep 600")
-    assert done.stderr == b"prompt:\ncorral: timed out after 300ms\n"
+    done = corral("run", "--timeout", "1s", "--", "printf prompt: >&2; sleep 600")
+    assert done.stderr == b"prompt:\ncorral: timed out after 1s\n"
 
 
 def lost(stderr: bytes) -> tuple[int, int]:

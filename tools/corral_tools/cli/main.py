@@ -18,6 +18,7 @@ import click
 
 from corral_tools.cli import exits
 from corral_tools.cli.backends import backends_command
+from corral_tools.cli.doctor import doctor_command
 from corral_tools.cli.run import run_command
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def cli() -> None:
 
 cli.add_command(run_command)
 cli.add_command(backends_command)
+cli.add_command(doctor_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

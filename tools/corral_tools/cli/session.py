@@ -92,11 +92,12 @@ def run(options: RunOptions) -> int:
             outcome = asyncio.run(_session(options, stdin))
     except (CorralError, CliError) as error:
         outcome = _failure(options, error)
-    except (
-        Exception
-    ) as error:  # a backend may raise anything; the interpreter's status 1 would look like the command's
+    except Exception as error:
+        # A backend may raise anything. The interpreter's own status, 1, would look like the command's.
         traceback.print_exc()
-        outcome = _failure(options, CliError(f"internal error: {type(error).__name__}: {error}"))
+        internal = CliError(f"internal error: {type(error).__name__}: {error}")
+        internal.__cause__ = error
+        outcome = _failure(options, internal)
     if outcome.document is not None:
         from corral_tools.cli.report import write_document  # json: only here
 
