@@ -65,22 +65,33 @@ def test_a_command_that_kills_its_supervisor_is_lost(victim: str, account: Accou
 
 
 @every_account
-@pytest.mark.parametrize("victim", [KEEPER, DISPATCHER], ids=["keeper", "dispatcher"])
-def test_a_command_that_freezes_its_supervisor_ends_in_time(
-    victim: str, account: Account, line: Lifeline
-) -> None:
-    """The limit holds and nothing survives; no exit status is made up.
-
-    A warden that does not answer by timeout + grace + 1 s is given up by the host, which takes a moment. It
-    has some seconds more to show that it is merely slow; then its end takes all of its trees with it.
-    """
-    command = f"{line.prologue}{TREE}echo early\nsleep 0.1\nkill -STOP {victim}\nsleep 15"
+def test_a_command_that_freezes_its_keeper_ends_in_time(account: Account, line: Lifeline) -> None:
+    """Within timeout + grace + 1 s the run is back and nothing is alive; no exit status is made up."""
+    command = f"{line.prologue}{TREE}echo early\nsleep 0.1\nkill -STOP {KEEPER}\nsleep 15"
     with watch_end(command, "timeout", account, line) as watch:
         ended = watch.report("ended")
         assert ended["reason"] in ("lost", "timed_out")
         assert ended.get("exit_code") is None
-        assert ended["elapsed_ms"] < TIMEOUT_MS + GRACE_MS + 1_000 + 250
-        assert line.wait_released(timeout=1 if victim == KEEPER else 7), watch.describe()
+        assert ended["elapsed_ms"] < TIMEOUT_MS + GRACE_MS + 1_000
+        watch.assert_no_survivors()
+        watch.go()
+        watch.report("disposed")
+        assert watch.processes() == []
+
+
+def test_a_command_that_freezes_the_dispatcher_is_lost(line: Lifeline) -> None:
+    """The host gives up at timeout + grace + 1 s by itself.
+
+    A warden that does not answer has some seconds more to show that it is merely slow; then its end takes all
+    of its trees with it.
+    """
+    freeze = f"sleep 0.1\nkill -STOP {DISPATCHER}\nsleep 20"
+    command = f"{line.prologue}setsid -f sleep 20\necho early\n{freeze}"
+    with watch_end(command, "timeout", ACCOUNTS[-1], line) as watch:
+        ended = watch.report("ended")
+        assert (ended["reason"], ended["stdout"]) == ("lost", "early\n")
+        assert ended["elapsed_ms"] < TIMEOUT_MS + GRACE_MS + 1_000 + 250  # the last, for giving up
+        assert line.wait_released(timeout=12), watch.describe()
         watch.go()
         watch.report("disposed")
         assert watch.processes() == []

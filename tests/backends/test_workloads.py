@@ -61,7 +61,6 @@ def test_the_witness_sees_what_a_weak_killer_leaves(workload: Workload, killer: 
 # --- the executor
 
 END_REASONS = {
-    "timeout": "timed_out",
     "abort": "aborted",
     "cancel": "cancelled",
     "kill": "killed",
@@ -76,19 +75,24 @@ def watch_end(command: str, how: str, account: Account, line: Lifeline, *, timeo
 
 def bring_up(workload: Workload, watch: Watch, line: Lifeline) -> None:
     """Waits until every process of the workload is what it is meant to be; the run is still under way."""
+    before = line.marks()
     watch.report("running")
-    assert line.wait_marks(workload.all_marks, timeout=UP_SECONDS), watch.describe()
+    assert line.wait_marks(before + workload.all_marks, timeout=UP_SECONDS), watch.describe()
     assert line.held(), watch.describe()
 
 
-def expect_clean_end(watch: Watch) -> None:
-    """Answers `ended`, then: dispose leaves no process, no zombie, no descriptor, thread or asyncio task."""
+def expect_disposed(watch: Watch) -> None:
+    """Answers `ended`; then dispose leaves no process, no zombie, no descriptor, thread or asyncio task."""
     watch.go()
     disposed = watch.report("disposed")
     assert watch.processes() == []
     assert watch.zombies() == []
     assert disposed["after"] == disposed["before"]
     watch.go()
+
+
+def expect_clean_end(watch: Watch) -> None:
+    expect_disposed(watch)
     watch.finish()
 
 
@@ -120,24 +124,32 @@ def test_nothing_survives_a_timeout(workload: Workload, account: Account) -> Non
 
 @every_workload
 @every_account
-@pytest.mark.parametrize("how", ["abort", "cancel", "kill", "dispose"])
-def test_nothing_survives_an_end_on_demand(workload: Workload, account: Account, how: str) -> None:
+def test_nothing_survives_an_end_on_demand(workload: Workload, account: Account) -> None:
     """The tree is dead when `run` or `dispose` returns or the task is done, within grace + 1 s."""
     skip_unless_possible(workload)
-    with Lifeline() as line, watch_end(workload.script(line), how, account, line) as watch:
-        bring_up(workload, watch, line)
-        watch.go()
-        ended = watch.report("ended")
-        watch.assert_no_survivors()
-        assert ended["reason"] == END_REASONS[how]
-        assert ended["elapsed_ms"] < GRACE_MS + 1_000
-        if how != "cancel":  # which has no result
-            assert ended["stdout"] == "READY\n"
-        if how == "dispose":
-            assert watch.processes() == []
-        else:
-            watch.wait_keepers_gone(timeout=1)
-        expect_clean_end(watch)
+    with Lifeline() as line:
+        arguments = {
+            "command": workload.script(line),
+            "hows": list(END_REASONS),
+            "timeout_ms": 60_000,
+            "grace_ms": GRACE_MS,
+        }
+        with Watch("scenarios:ends", arguments, account=account, line=line) as watch:
+            for how, reason in END_REASONS.items():
+                bring_up(workload, watch, line)
+                watch.go()
+                ended = watch.report("ended")
+                watch.assert_no_survivors()
+                assert ended["reason"] == reason
+                assert ended["elapsed_ms"] < GRACE_MS + 1_000, how
+                if how != "cancel":  # which has no result
+                    assert ended["stdout"] == "READY\n"
+                if how == "dispose":
+                    assert watch.processes() == []
+                else:
+                    watch.wait_keepers_gone(timeout=1)
+                expect_disposed(watch)
+            watch.finish()
 
 
 @every_workload

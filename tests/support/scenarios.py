@@ -13,7 +13,7 @@ from corral_backends.places.local import LocalExecutor
 if TYPE_CHECKING:
     from tests.support.driver import Stage
 
-__all__ = ["cancel_rounds", "end", "forked", "many", "until_interrupted"]
+__all__ = ["cancel_rounds", "end", "ends", "forked", "many", "until_interrupted"]
 
 
 def told(result: BashRunResult) -> dict[str, Any]:
@@ -76,6 +76,12 @@ async def end(stage: Stage, *, command: str, how: str, timeout_ms: int, grace_ms
     await stage.ask("ended", elapsed_ms=elapsed, **result)
     await executor.dispose()
     await stage.ask("disposed", before=before, after=stage.footprint())
+
+
+async def ends(stage: Stage, *, command: str, hows: list[str], timeout_ms: int, grace_ms: int) -> None:
+    """`end` in each of the ways in turn, each with an executor of its own."""
+    for how in hows:
+        await end(stage, command=command, how=how, timeout_ms=timeout_ms, grace_ms=grace_ms)
 
 
 def told_task(executor: LocalExecutor, task: BashTask) -> dict[str, Any]:
