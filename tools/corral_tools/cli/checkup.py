@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 STEPS: Final = ("import", "construct", *PROBES, "dispose")
 
-GRACE: Final = 6.0
-"""Seconds beyond its limit in which a backend may dispose of what it has."""
+_DISPOSAL: Final = 4.0
 _CANCELLATION: Final = 1.0
+GRACE: Final = _DISPOSAL + 4 * _CANCELLATION
+"""Seconds beyond its limit in which a backend may dispose of what it has."""
 
 
 class Subject(NamedTuple):
@@ -55,7 +56,10 @@ class Channel:
         self._begun = time.monotonic()
 
     def send(self, message: dict[str, Json]) -> None:
-        self.connection.sendall(json.dumps(message).encode() + b"\n")
+        try:
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # nobody listens any more; what has been opened is still to be disposed of
 
     def begin(self, step: str) -> None:
         self._begun = time.monotonic()
@@ -116,13 +120,10 @@ def main() -> None:
     # The last resort, should the parent be dead and this process hang.
     signal.setitimer(signal.ITIMER_REAL, float(seconds) + GRACE + 1)
     channel = Channel(connection)
-    try:
-        executor = _prepare(channel, Subject(*json.loads(fields)))
-        if executor is not None:
-            asyncio.run(_examine(channel, executor, float(seconds)))
-        channel.send({"end": True})
-    except (BrokenPipeError, ConnectionResetError):
-        pass
+    executor = _prepare(channel, Subject(*json.loads(fields)))
+    if executor is not None:
+        asyncio.run(_examine(channel, executor, float(seconds)))
+    channel.send({"end": True})
     # Not the usual way out: what hangs, a thread perhaps, would be waited for.
     sys.stderr.flush()
     os._exit(0)
@@ -174,20 +175,24 @@ async def _examine(channel: Channel, executor: BashExecutor, seconds: float) -> 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     work = asyncio.create_task(_probe(channel, executor, deadline))
-    # Nothing is ever sent this way, so it is the end of the parent.
-    loop.add_reader(channel.connection, work.cancel)
-    try:
-        await asyncio.wait({work})
-    finally:
+
+    def abandoned() -> None:
         loop.remove_reader(channel.connection)
-        channel.begin("dispose")
-        try:
-            await _bounded(_dispose(executor), max(deadline - loop.time(), GRACE - 2))
-        except Exception as error:
-            channel.failed("dispose", error)
-        else:
-            channel.end("dispose", "ok", "everything was given back")
-    await work
+        work.cancel()
+
+    # Nothing is ever sent this way, so it is the end of the parent.
+    loop.add_reader(channel.connection, abandoned)
+    await asyncio.wait({work})
+    loop.remove_reader(channel.connection)
+    channel.begin("dispose")
+    try:
+        await _bounded(_dispose(executor), max(deadline - loop.time(), _DISPOSAL))
+    except Exception as error:
+        channel.failed("dispose", error)
+    else:
+        channel.end("dispose", "ok", "everything was given back")
+    if not work.cancelled():
+        work.result()
 
 
 async def _dispose(executor: BashExecutor) -> None:
@@ -218,7 +223,7 @@ async def _probe(channel: Channel, executor: BashExecutor, deadline: float) -> N
 
 
 async def _bounded(work: Coroutine[object, object, str | None], seconds: float) -> str:
-    """The work's result. `FailedError` when it takes longer, also when it does not care for being cancelled."""
+    """The work's result. `FailedError` when it takes longer, even if it does not care for being cancelled."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task}, timeout=max(seconds, 0))

@@ -158,6 +158,7 @@ def _examine(subject: Subject, seconds: float, told: Callable[[Mapping[str, Json
                 else:
                     ended = True
         finally:
+            ours.close()  # it has said what it had to, or is to end
             status = _end(process)
         if ended:
             return
