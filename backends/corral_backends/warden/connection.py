@@ -95,7 +95,7 @@ class Connection:
         return self._stream.unsent
 
     def close(self) -> None:
-        """Cut the stream, which is over at once. The warden takes that for the end of the host and kills all."""
+        """Cut the stream. It is over at once; the warden takes that for the end of the host and kills all."""
         self._stream.close()
         self.ended(None)
 

@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
 from corral import (
@@ -37,25 +38,12 @@ from . import protocol
 from .command import Command, Stage
 from .config import WardenConfig
 from .connection import Connection
+from .deadlines import Deadlines
 from .fetch import Fetch
 from .place import Place
 from .protocol import Failed
 from .session import Session
 from .trouble import start_error
-
-KILL_MARGIN_S = 0.95
-"""The warden answers a kill within the grace and 0.9 s; past the grace and this, the host stops waiting for
-it."""
-
-OUTPUT_PATIENCE_S = 5.0
-"""The output is complete 50 ms after the exit, unless a slow disk holds up the spill file."""
-OUTPUT_HURRY_S = 0.3
-"""The same once the command was to be ended for whatever cause."""
-
-START_S = 10.0
-START_BYTES_PER_S = 50_000
-"""A command that has not been started after this time, and the time that its text may take on a slow link,
-makes its warden suspect."""
 
 CREDIT_PAUSE_S = 0.1
 """How often a stream that nobody reads is sampled, so that its tail stays fresh at a bounded cost."""
@@ -75,7 +63,12 @@ class WardenExecutor(BashExecutor):
         self._tasks: dict[BashTaskId, Command] = {}
         self._finished: deque[BashTaskId] = deque()
         self._launches: set[asyncio.Task[None]] = set()
-        self._grace_s = config.kill_grace_ms / 1000
+        self._deadlines = Deadlines(
+            grace_s=config.kill_grace_ms / 1000,
+            end=self._end,
+            lose=self._lose,
+            suspect=self._session.suspect,
+        )
 
     # --- the seam: asking
 
@@ -183,23 +176,11 @@ class WardenExecutor(BashExecutor):
             credit=self._config.max_output_bytes,
         )
         connection.send(*frames)
-        patience = START_S + (len(spec.command) + len(spec.stdin or b"")) / START_BYTES_PER_S
-        loop = asyncio.get_running_loop()
-        command.patience = loop.call_later(patience, self._lose_patience, command, connection)
+        self._deadlines.sent(command, connection, len(text) + len(spec.stdin or b""))
+        if spec.stdin is not None:
+            command.spec = replace(spec, stdin=None)  # the record of a task may be kept for long
         if command.forget_abort is None:
             self._listen_for_abort(command)
-
-    def _lose_patience(self, command: Command, connection: Connection) -> None:
-        """It should have been started. The warden may be at fault, or something below it that hangs."""
-        self._session.suspect(connection)
-        if command.record is None and command.limit is None:
-            self._limit(command)
-
-    def _limit(self, command: Command) -> None:
-        loop = asyncio.get_running_loop()
-        command.limit = loop.call_later(
-            command.spec.timeout_ms / 1000, self._end, command, EndReason.TIMED_OUT
-        )
 
     def _listen_for_abort(self, command: Command) -> None:
         signal = command.spec.signal
@@ -264,7 +245,7 @@ class WardenExecutor(BashExecutor):
         if command.finished or command.cause is not None:
             return False
         if command.stage >= Stage.EXITED:
-            self._await_output(command, OUTPUT_HURRY_S)
+            self._deadlines.exited(command, hurry=True)
             return False
         command.cause = cause
         if command.connection is None:
@@ -275,36 +256,8 @@ class WardenExecutor(BashExecutor):
             self._finish(command)
             return True
         command.connection.send(protocol.kill(command.number, self._config.kill_grace_ms))
-        self._guard(command, command.connection, self._grace_s + KILL_MARGIN_S)
+        self._deadlines.killed(command, command.connection)
         return True
-
-    def _guard(self, command: Command, connection: Connection, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        command.guard = loop.call_later(seconds, self._give_up, command, connection.unsent)
-
-    def _await_output(self, command: Command, seconds: float) -> None:
-        """Its leader has exited, and the rest of its output is due at once. Do not wait for it for ever."""
-        if command.guard is not None:
-            command.guard.cancel()
-        command.guard = asyncio.get_running_loop().call_later(seconds, self._force_output, command)
-
-    def _force_output(self, command: Command) -> None:
-        """The supervisor hangs, frozen by what it supervises: have it killed, and with it what it
-        supervises."""
-        if command.connection is not None:
-            command.connection.send(protocol.kill(command.number, 0))
-            self._guard(command, command.connection, KILL_MARGIN_S - OUTPUT_HURRY_S)
-
-    def _give_up(self, command: Command, unsent: int) -> None:
-        """The place owes the end of this command, and the bound is over."""
-        if command.finished or command.connection is None:
-            return
-        if command.stage is Stage.SENT and 0 < command.connection.unsent < unsent:
-            # The KILL is still queued behind the command's own long text, which is on its way.
-            self._guard(command, command.connection, KILL_MARGIN_S)
-        else:
-            self._lose(command, f"the place did not confirm its end within {self._grace_s + KILL_MARGIN_S} s")
-            self._session.suspect(command.connection)
 
     async def _end_cancelled(self, command: Command) -> None:
         if command.finished:
@@ -312,7 +265,7 @@ class WardenExecutor(BashExecutor):
         self._end(command, EndReason.ABORTED)
         command.waiter = asyncio.get_running_loop().create_future()
         if not command.finished:
-            await asyncio.wait({command.waiter}, timeout=self._grace_s + KILL_MARGIN_S)
+            await asyncio.wait({command.waiter}, timeout=self._deadlines.kill_s)
 
     def _lose(self, command: Command, why: str) -> None:
         stdout, stderr = command.collected()
@@ -356,16 +309,9 @@ class WardenExecutor(BashExecutor):
     # --- what commands tell (`Observer`)
 
     def on_started(self, command: Command) -> None:
-        if command.patience is not None:
-            command.patience.cancel()
-            command.patience = None
-        if command.record is not None:
-            if not command.finished:
-                command.record.started()
-        elif command.cause is None:
-            if command.limit is not None:
-                command.limit.cancel()
-            self._limit(command)
+        self._deadlines.started(command)
+        if command.record is not None and not command.finished:
+            command.record.started()
 
     def on_output(self, command: Command) -> None:
         if command.credit_timer is None and max(command.owed) * 2 >= self._config.max_output_bytes:
@@ -385,7 +331,7 @@ class WardenExecutor(BashExecutor):
 
     def on_exited(self, command: Command) -> None:
         if command.cause is None:
-            self._await_output(command, OUTPUT_PATIENCE_S)
+            self._deadlines.exited(command, hurry=False)
 
     def on_ended(self, command: Command) -> None:
         # A command that was told to die is over when its whole tree is.
