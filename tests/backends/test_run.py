@@ -130,11 +130,13 @@ def test_timeout_resolves() -> None:
 
 
 @pytest.mark.parametrize("from_thread", [False, True], ids=["same-thread", "other-thread"])
-def test_abort_resolves(from_thread: bool, tmp_path: Path) -> None:
+def test_abort_resolves(from_thread: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the partial output; the signal may be aborted in any thread."""
     up = tmp_path / "up"
 
     async def scenario() -> None:
+        # So that the loop complains of use from another thread.
+        asyncio.get_running_loop().set_debug(True)
         controller = AbortController()
         async with executor() as made:
             command = f"echo out; echo err >&2; touch '{up}'; sleep 15"
@@ -153,6 +155,7 @@ def test_abort_resolves(from_thread: bool, tmp_path: Path) -> None:
             assert (result.stdout.text, result.stderr.text) == ("out\n", "err\n")
 
     run(scenario())
+    assert [record.getMessage() for record in caplog.records if record.name == "corral"] == []
 
 
 def test_first_cause_wins(line: Lifeline) -> None:
