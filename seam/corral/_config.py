@@ -41,7 +41,6 @@ class _Loader(Protocol):
 
     def get_single_node(self) -> Node | None: ...
     def construct_document(self, node: Node) -> object: ...
-    def dispose(self) -> None: ...
 
 
 _ENTRY_KEYS = ("id", "name", "config")
@@ -114,8 +113,8 @@ def _text(file: Path, source: str) -> str:
 def _yaml(text: str, source: str) -> object:
     import yaml  # noqa: PLC0415  # only who uses a file pays for it
 
-    loader = cast("_Loader", yaml.SafeLoader(text))
     try:
+        loader = cast("_Loader", yaml.SafeLoader(text))
         node = loader.get_single_node()
         if node is None:
             return None
@@ -138,8 +137,6 @@ def _yaml(text: str, source: str) -> object:
             f"{source}: not YAML: {type(error).__name__}: a value is not what it looks like; put it in quotes"
         )
         raise ConfigError(msg) from None
-    finally:
-        loader.dispose()
 
 
 def _refuse_doubled_keys(root: Node, source: str) -> None:
