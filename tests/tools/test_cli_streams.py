@@ -215,6 +215,25 @@ def test_output_that_was_lost_is_told_exactly(big: Path) -> None:
     assert data[-PIPE:] == big.read_bytes()[-PIPE:]
 
 
+def test_what_is_told_to_be_missing_is_exactly_what_is_missing(big: Path, tmp_path: Path) -> None:
+    """A spill that holds 8 MB gives up its head while the reader is away."""
+    file = tmp_path / "corral.yaml"
+    file.write_text("- name: local\n  config: {max_spill_bytes: 8000000}\n")
+    with Running("run", "--config", str(file), "--", f"cat {big}; sleep 0.3") as running:
+        data = Reader(stdout_of(running), size=PIPE, pause=0.001, delay=1.5).data()
+        assert running.process.wait(LIMIT) == 125
+        stderr = Reader(stderr_of(running)).data()
+    missing, total = lost(stderr)
+    assert (total, len(data)) == (BIG, BIG - missing)
+    assert stderr.endswith(b": its full copy reached its limit of size\n")
+    assert b"and more" not in stderr
+    full, expected, position = big.read_bytes(), b"", 0
+    for start, last in re.findall(rb"(\d+)-(\d+)", stderr):
+        expected += full[position : int(start)]
+        position = int(last) + 1
+    assert digest(data) == digest(expected + full[position:])
+
+
 def test_a_status_of_failure_stays_when_output_was_lost(big: Path) -> None:
     env = {"TMPDIR": "/no/such/directory"}
     with Running("run", "--", f"cat {big}; exit 9", env=env) as running:

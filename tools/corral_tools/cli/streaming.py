@@ -8,6 +8,7 @@ where the gap is filled with `fetch`.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MEMORY: Final = 4 << 20
 """Bytes per stream that the executor is asked to keep: a burst between two reads that needs no detour."""
 
+_OVERFLOW: Final = "its full copy reached its limit of size"
 _RANGES: Final = 8
 """How many ranges of missing output are told one by one."""
 _SHORTEST_POLL: Final = 0.002
@@ -223,7 +225,7 @@ class _Stream:
     async def deliver(self, read: StreamRead) -> None:
         """Passes on what is new, gap included, and waits until the sink has room again."""
         if read.start > self._position and read.spill_path is not None:
-            self._skip_to(min(read.spill_start, read.start), "its full copy reached its limit of size")
+            self._skip_to(min(read.spill_start, read.start), _OVERFLOW)
             await self._fill(read, read.spill_path)
         self._skip_to(read.start, "the backend kept no full copy of it")
         self.sink.put(read.data)
@@ -262,7 +264,9 @@ class _Stream:
                         return
                     await self.sink.room()
             except (CorralError, OSError) as error:
-                self._reason = f"its full copy could not be fetched: {exits.one_line(str(error))}"
+                # ENODATA: what was to be fetched was given up since the read told where the file begins.
+                overflow = isinstance(error, OSError) and error.errno == errno.ENODATA
+                self._reason = _OVERFLOW if overflow else f"its full copy could not be fetched: {error}"
                 return
             finally:
                 if isinstance(chunks, AsyncGenerator):
@@ -281,4 +285,5 @@ class _Stream:
         ranges = ", ".join(f"{start}-{end - 1}" for start, end in self._lost_ranges[:_RANGES])
         more = " and more" if len(self._lost_ranges) > _RANGES else ""
         where = f"{ranges}{more} of {self._position}"
-        return f"{self._lost_bytes} bytes of {self.name} are missing ({where}): {self._reason}"
+        reason = exits.one_line(self._reason or "")
+        return f"{self._lost_bytes} bytes of {self.name} are missing ({where}): {reason}"
