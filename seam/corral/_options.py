@@ -24,7 +24,7 @@ from ._registry import BackendFactory, load_backend
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
-_ALIASES = {"cwd": "workdir"}
+_ALIASES_OF = {"workdir": "cwd"}
 
 _MAX_VALUES: Final = 10_000
 """How many values an option may have in it to be tried a second time: an alias in YAML can be an exponential
@@ -136,10 +136,15 @@ def _imported(path: str) -> BackendFactory:
 
 
 def _option(key: str, parameters: _Parameters) -> str:
-    for name in (key, _snake(key), _ALIASES.get(key, key)):
-        if name in parameters.known:
-            return name
-    return key
+    if key in parameters.known:
+        return key
+    meant = [name for name in parameters.known if key in (_camel(name), _ALIASES_OF.get(name))]
+    return meant[0] if meant else key
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 # --- signatures

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import enum
 import functools
-from pathlib import Path  # the options are checked by it
+
+# The options are checked by these.
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, Required, TypedDict, TypeVar, Unpack
 
 from corral import BashExecutor
 from tests.seam.memory import MemoryExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from corral_nosuch import Nothing
 
 T = TypeVar("T")
