@@ -304,6 +304,13 @@ def test_one_that_leaves_processes_and_has_no_spill(acme: dict[str, str]) -> Non
     assert "there is no spill file" in steps["spill"]["evidence"]
 
 
+def test_the_end_of_the_time_leaves_nothing_either(acme: dict[str, str]) -> None:
+    _, steps = report("--backend", "plain", "--timeout", "4s", env=acme, status=1)
+    assert "has not ended after" in steps["kill"]["evidence"]
+    assert steps["spill"]["evidence"] == "there was no time left"
+    assert steps["dispose"]["outcome"] == "ok"
+
+
 @pytest.mark.parametrize(
     ("name", "says", "remedy"),
     [

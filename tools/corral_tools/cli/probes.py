@@ -35,6 +35,7 @@ _APPEARANCE: Final = 5.0
 _END: Final = 6.0
 """Seconds in which a killed tree must be gone: a grace of 3 s, which ours do not need, and as much again."""
 _POLL: Final = 0.02
+_CLEANUP: Final = 0.9
 
 
 class FailedError(Exception):
@@ -58,8 +59,9 @@ class Probe:
         self.unready: CorralError | None = None
         """Why the first command did not run, although the place was opened."""
 
-    async def run(self, command: str) -> BashRunResult:
-        left = self._deadline - asyncio.get_running_loop().time()
+    async def run(self, command: str, *, at_least: float = 0.001) -> BashRunResult:
+        """Runs a command within the seconds that are left, or `at_least` so many."""
+        left = max(self._deadline - asyncio.get_running_loop().time(), at_least)
         request = BashExecRequest(command=command, timeout_ms=max(int(left * 1000), 1))
         return await self.executor.run(self.executor.resolve(request))
 
@@ -112,7 +114,7 @@ async def kills(probe: Probe) -> str:
     if await probe.output("type -P setsid || true") == "":
         msg = "the place has no setsid, with which a process leaves its session"
         raise NotCheckedError(msg)
-    task = probe.start("setsid sleep 3600 & echo $!; wait")
+    task = probe.start("setsid sleep 100 & echo $!; wait")
     pid = await _pid(probe, task)
     try:
         # First that it is there, and where it should be: else its absence would prove nothing.
@@ -123,7 +125,8 @@ async def kills(probe: Probe) -> str:
     except BaseException:
         if task.status is TaskStatus.RUNNING:
             probe.executor.kill(task.id)
-        await probe.run(f"kill -9 {pid}")
+        # Nobody else may be able to: not even dispose, where kill was not.
+        await probe.run(f"kill -9 {pid}", at_least=_CLEANUP)
         raise
     return f"a process in a session of its own was gone {_ms(begun)} ms after the kill"
 
