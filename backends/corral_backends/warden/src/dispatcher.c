@@ -126,7 +126,7 @@ static int finish(void)
 /* Takes the whole frames off the front of the input. The buffer grows for a large one and shrinks after it. */
 static void take_frames(void)
 {
-    size_t at = 0;
+    size_t at = 0, awaited = 0;
     while (!host_gone && input_used - at >= HEADER_SIZE) {
         struct reader r = {.at = input + at, .left = 4};
         size_t payload = get_u32(&r), whole = HEADER_SIZE + payload;
@@ -135,6 +135,7 @@ static void take_frames(void)
             return;
         }
         if (input_used - at < whole) {
+            awaited = whole;
             if (whole > input_size) {
                 uint8_t *larger = xmalloc(whole);
                 memcpy(larger, input + at, input_used - at);
@@ -155,7 +156,7 @@ static void take_frames(void)
     input_used -= at;
     if (at && input_used)
         memmove(input, input + at, input_used);
-    if (input_size > IN_SIZE && input_used < IN_SIZE) {
+    if (input_size > IN_SIZE && input_used < IN_SIZE && awaited <= IN_SIZE) {
         uint8_t *smaller = xmalloc(IN_SIZE);
         memcpy(smaller, input, input_used);
         free(input);
