@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.aio import executor, run, run_command
+from tests.support.aio import executor, run, run_command, start_command, until
 from tests.support.batches import gathered
 from tests.support.spills import fetched, path_of
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 pytestmark = pytest.mark.backend("local")
@@ -87,4 +89,35 @@ def test_fetch_may_be_abandoned(spill: Path) -> None:
             assert len(await fetched(made, path)) == 20_000_000
             assert (await run_command(made, "echo next")).stdout.text == "next\n"
 
+    run(scenario())
+
+
+def test_fetch_of_a_head_that_goes_meanwhile(spill: Path, tmp_path: Path) -> None:
+    """A file that is still written loses its head under a slow reader: an error, never made-up zeros."""
+    cap = 8 << 20
+
+    async def rest(stream: AsyncIterator[bytes], received: list[bytes]) -> None:
+        async for chunk in stream:
+            received.append(chunk)
+
+    async def scenario() -> None:
+        async with executor(spill_dir=str(spill), workdir=tmp_path, max_spill_bytes=cap) as made:
+            task = start_command(
+                made, f"yes | head -c {cap - 100_000}; cat go >&2; yes | head -c {4 * cap}; cat go"
+            )
+            await until(lambda: made.read_output(task.id).stdout.end >= cap - 100_000)
+            path = made.read_output(task.id).stdout.spill_path
+            assert path is not None
+            stream = made.fetch(path)
+            received = [await anext(stream)]
+            # The reader pauses, and all that it has not been sent is released.
+            (tmp_path / "go").write_text("go")
+            await until(lambda: made.read_output(task.id).stdout.spill_start >= cap, timeout=20)
+            with pytest.raises(OSError, match=os.strerror(errno.ENODATA)):
+                await rest(stream, received)
+            joined = b"".join(received)
+            assert len(joined) < cap
+            assert joined == (b"y\n" * (len(joined) // 2 + 1))[: len(joined)]
+
+    os.mkfifo(tmp_path / "go")
     run(scenario())
