@@ -15,7 +15,8 @@ KILL_MARGIN_S = 0.95
 """The warden answers a kill within the grace and 0.9 s; past the grace and this, the host stops waiting."""
 
 OUTPUT_PATIENCE_S = 5.0
-"""The output is complete 50 ms after the exit, unless a slow disk holds up the spill file."""
+"""The output is complete 50 ms after the exit, unless a slow disk holds up the spill file, which may take its
+time. Past this, the warden has to show that it lives."""
 OUTPUT_HURRY_S = 0.3
 """The same once something was to end the command."""
 
@@ -93,11 +94,13 @@ class Deadlines:
         command."""
         if command.guard is not None:
             command.guard.cancel()
-        seconds = OUTPUT_HURRY_S if hurry else OUTPUT_PATIENCE_S
-        command.guard = _later(seconds, self._not_complete, command)
+        if hurry:
+            command.guard = _later(OUTPUT_HURRY_S, self._not_complete, command)
+        elif command.connection is not None:
+            command.guard = _later(OUTPUT_PATIENCE_S, self._suspect, command.connection)
 
     def _not_complete(self, command: Command) -> None:
-        # The supervisor hangs, frozen by what it supervises: both go.
+        # The supervisor hangs, in the write to a dead disk perhaps: it goes, and so does what it supervises.
         if command.connection is not None and not command.finished:
             command.connection.send(protocol.kill(command.number, 0))
             self._guard(command, command.connection, KILL_MARGIN_S - OUTPUT_HURRY_S)

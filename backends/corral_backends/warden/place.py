@@ -103,7 +103,10 @@ class SocketStream(DuplexStream):
         self._adapter.start(receiver)
 
     def write(self, data: bytes) -> None:
-        self._adapter.transport.write(data)
+        if (
+            not self._adapter.transport.is_closing()
+        ):  # asyncio logs what comes later
+            self._adapter.transport.write(data)
 
     @property
     def unsent(self) -> int:

@@ -241,11 +241,12 @@ int dispatch(int in, int out, int host_pidfd)
     if (host_pidfd >= 0)
         watch(host_pidfd, EPOLLIN, &host_mark);
 
+    bool died = false;
     for (;;) {
         if (shutting_down && (!task_count || now_ms() >= end_deadline))
             return finish();
         struct epoll_event events[64];
-        int count = epoll_wait(epoll_fd, events, 64, wait_ms(now_ms()));
+        int count = epoll_wait(epoll_fd, events, 64, died ? 0 : wait_ms(now_ms()));
         for (int i = 0; i < count; i++) {
             void *what = events[i].data.ptr;
             if (what == &in_mark) {
@@ -255,7 +256,7 @@ int dispatch(int in, int out, int host_pidfd)
                 struct signalfd_siginfo info;
                 while (read(signals, &info, sizeof info) > 0)
                     ;
-                children_died();
+                died = true;
             } else if (what == &host_mark) {
                 epoll_ctl(epoll_fd, EPOLL_CTL_DEL, host_pidfd, NULL);
                 end_of_host();
@@ -263,6 +264,8 @@ int dispatch(int in, int out, int host_pidfd)
                 task_readable(what);
             }
         }
+        if (died)
+            died = children_died();
         tasks_bury();
         if (settings.lease_ms && now_ms() - last_heard >= settings.lease_ms)
             end_of_host();

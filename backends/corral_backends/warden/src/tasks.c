@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BUCKETS = 4096 };
+enum { BUCKETS = 4096, REAPS_PER_ROUND = 64 };
 
 struct task *tasks_first, *tasks_last;
 unsigned task_count;
@@ -275,12 +275,16 @@ uint64_t tasks_tick(uint64_t now)
     return hunt_since && now + 2 < next_tick ? now + 2 : next_tick;
 }
 
-/* After SIGCHLD: reaps keepers, and orphans that came to us. */
-void children_died(void)
+/* After SIGCHLD: reaps keepers, and orphans that came to us. True when there may be more of them: in a storm of orphans
+ * the dead come as fast as they are reaped, and the host must be heard as well. */
+bool children_died(void)
 {
-    pid_t pid;
-    int status;
-    while ((pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0) {
+    int left = REAPS_PER_ROUND;
+    for (; left; left--) {
+        int status;
+        pid_t pid = waitpid(-1, &status, WNOHANG | WUNTRACED);
+        if (pid <= 0)
+            break;
         struct task *task = tasks_first;
         while (task && task->keeper != pid)
             task = task->next;
@@ -314,6 +318,7 @@ void children_died(void)
     }
     if (hunt_since)
         hunt_orphans(now_ms());
+    return !left;
 }
 
 /* ---- what a keeper says ---- */

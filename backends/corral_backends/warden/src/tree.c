@@ -15,6 +15,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* One look at the tree, or one signal to all of it. What a storm hides from TERM in that time, KILL will meet. */
+enum { PASS_MS = 20 };
+
 struct pids {
     pid_t *list;
     int count, size;
@@ -136,13 +139,16 @@ int direct_children(pid_t **list)
     return pids.count;
 }
 
-/* Everything below us, breadth first. Bounded, because a tree that grows as fast as it is read has no end. */
+/* Everything below us, breadth first. Bounded in time, because a tree that grows as fast as it is read has no end. */
 static struct pids whole_tree(void)
 {
     struct pids pids = {0};
+    struct stat_line line;
+    uint64_t until = now_ms() + PASS_MS;
     children_of(getpid(), &pids);
-    for (int i = 0; i < pids.count && pids.count < 65536; i++)
-        children_of(pids.list[i], &pids);
+    for (int i = 0; i < pids.count && now_ms() < until; i++)
+        if (read_stat(pids.list[i], &line) && line.state != 'Z')   /* the dead have no children any more */
+            children_of(pids.list[i], &pids);
     return pids;
 }
 
@@ -175,11 +181,13 @@ void term_tree(pid_t leader, bool leader_alive)
     struct pids pids = whole_tree();
     if (leader_alive)
         kill(-leader, SIGTERM);
-    for (int i = 0; i < pids.count; i++)
+    uint64_t until = now_ms() + PASS_MS;
+    for (int i = 0; i < pids.count && now_ms() < until; i++)
         signal_pinned(pids.list[i], SIGTERM, leader_alive ? leader : 0);
     if (leader_alive)
         kill(-leader, SIGCONT);
-    for (int i = 0; i < pids.count; i++)
+    until = now_ms() + PASS_MS;
+    for (int i = 0; i < pids.count && now_ms() < until; i++)
         signal_pinned(pids.list[i], SIGCONT, leader_alive ? leader : 0);
     free(pids.list);
 }

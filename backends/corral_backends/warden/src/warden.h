@@ -200,7 +200,7 @@ void task_fetch(struct task *task, const char *path, uint64_t offset);
 void task_fail(struct task *task, enum error_code code, int error);
 void task_kill(struct task *task, uint32_t grace_ms);
 void task_readable(struct task *task);
-void children_died(void);
+bool children_died(void);
 uint64_t tasks_tick(uint64_t now);
 
 /* emit.c */
