@@ -296,6 +296,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
 # --- backends of third parties
 
 
+@pytest.mark.slow
 def test_one_that_leaves_processes_and_has_no_spill(acme: dict[str, str]) -> None:
     """It is told, and what the check itself has started is gone."""
     _, steps = report("--backend", "plain", env=acme, status=1)
@@ -304,6 +305,7 @@ def test_one_that_leaves_processes_and_has_no_spill(acme: dict[str, str]) -> Non
     assert "there is no spill file" in steps["spill"]["evidence"]
 
 
+@pytest.mark.slow
 def test_the_end_of_the_time_leaves_nothing_either(acme: dict[str, str]) -> None:
     _, steps = report("--backend", "plain", "--timeout", "4s", env=acme, status=1)
     assert "has not ended after" in steps["kill"]["evidence"]
@@ -342,6 +344,7 @@ def test_one_that_hangs_while_it_opens(acme: dict[str, str], name: str) -> None:
     assert "--timeout" in steps["open"]["remedy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "step"), [("blocks", "open"), ("sleeps", "import")])
 def test_one_that_blocks_its_process(acme: dict[str, str], name: str, step: str) -> None:
     begun = time.monotonic()
@@ -360,8 +363,9 @@ def test_one_that_ends_its_process(acme: dict[str, str]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_disposed_of(acme: dict[str, str]) -> None:
-    _, steps = report("--backend", "disposes", "--timeout", "9s", env=acme, status=1)
+    _, steps = report("--backend", "disposes", "--timeout", "4s", env=acme, status=1)
     assert steps["dispose"]["outcome"] == "failed"
     assert "has not ended after" in steps["dispose"]["evidence"]
 
@@ -372,6 +376,7 @@ def test_one_that_gives_other_output(acme: dict[str, str]) -> None:
     assert "forged" in steps["run"]["evidence"]
 
 
+@pytest.mark.slow
 def test_one_that_needs_a_configuration(acme: dict[str, str], tmp_path: Path) -> None:
     done = corral("doctor", "--json", "--backend", "picky", env=acme)
     assert done.returncode == 125

@@ -121,10 +121,15 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_REAL, float(seconds) + GRACE + 1)
     channel = Channel(connection)
     executor = _prepare(channel, Subject(*json.loads(fields)))
-    if executor is not None:
+    if executor is None:
+        _leave(channel)
+    else:
         asyncio.run(_examine(channel, executor, float(seconds)))
+
+
+def _leave(channel: Channel) -> None:
+    """Ends the process at once: a thread or a task that hangs would be waited for on the usual way out."""
     channel.send({"end": True})
-    # Not the usual way out: what hangs, a thread perhaps, would be waited for.
     sys.stderr.flush()
     os._exit(0)
 
@@ -193,6 +198,7 @@ async def _examine(channel: Channel, executor: BashExecutor, seconds: float) -> 
         channel.end("dispose", "ok", "everything was given back")
     if not work.cancelled():
         work.result()
+    _leave(channel)
 
 
 async def _dispose(executor: BashExecutor) -> None:
