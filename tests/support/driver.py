@@ -64,16 +64,12 @@ class Stage:
     @staticmethod
     def footprint() -> dict[str, Any]:
         """What the process holds now: descriptors by what they lead to, threads, unfinished asyncio tasks."""
-        links = []
-        for name in os.listdir("/proc/self/fd"):
-            try:
-                links.append(os.readlink(f"/proc/self/fd/{name}").split(":")[0])
-            except OSError:
-                continue  # the descriptor that listed the directory
+        from tests.support.processes import descriptors  # noqa: PLC0415 - main sets the path
+
         current = asyncio.current_task()
         running = [task for task in asyncio.all_tasks() if task is not current and not task.done()]
         return {
-            "fds": sorted(links),
+            "fds": descriptors(os.getpid()),
             "threads": sorted(thread.name for thread in threading.enumerate()),
             "tasks": sorted(getattr(task.get_coro(), "__qualname__", "?") for task in running),
         }
@@ -106,6 +102,8 @@ def main(arguments: Sequence[str]) -> int:
     import concurrent.futures.thread  # noqa: F401, PLC0415
     import encodings.idna  # noqa: F401, PLC0415
     import linecache  # noqa: F401, PLC0415
+
+    import tests.support.processes  # noqa: F401, PLC0415
 
     if who:
         become(int(who[0]), int(who[1]))

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Process", "descendants", "look", "rss_bytes"]
+__all__ = ["Process", "descendants", "descriptors", "look", "rss_bytes"]
 
 WARDEN_NAME = "corral-warden"
 
@@ -111,3 +111,14 @@ def rss_bytes(pid: int) -> int:
     """Resident memory of a process."""
     resident = Path("/proc", str(pid), "statm").read_text().split()[1]
     return int(resident) * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors(pid: int) -> list[str]:
+    """What the open descriptors of a process lead to: paths, and kinds such as `socket` and `pipe`."""
+    found: list[str] = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}").split(":")[0])
+        except FileNotFoundError:
+            continue  # the one that listed the directory, when it is our own
+    return sorted(found)
