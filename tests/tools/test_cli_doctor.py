@@ -7,101 +7,23 @@ import os
 import platform
 import pty
 import shutil
-import signal
 import subprocess
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from corral_backends.warden.binary import find_warden
-from tests.tools.command import CORRAL, Running, corral, environment, install
+from tests.tools.command import CORRAL, corral, environment, install
+from tests.tools.doctor import BACKENDS, MODULES, STEPS, outcomes, report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-STEPS = ["import", "construct", "open", "run", "kill", "spill", "dispose"]
-PLAIN = (Path(__file__).parent / "plain_backend.py").read_text()
-HANGS = """
-import asyncio, os, time
-from acme_plain import PlainExecutor
-
-class Opening(PlainExecutor):
-    async def run(self, spec):
-        await asyncio.sleep(600)
-
-class Deaf(PlainExecutor):
-    async def run(self, spec):
-        while True:
-            try:
-                await asyncio.sleep(600)
-            except asyncio.CancelledError:
-                pass
-
-class Blocks(PlainExecutor):
-    async def run(self, spec):
-        time.sleep(600)
-
-class Crashes(PlainExecutor):
-    async def run(self, spec):
-        os.abort()
-
-class Disposes(PlainExecutor):
-    async def _dispose(self):
-        await asyncio.sleep(600)
-
-class Lies(PlainExecutor):
-    async def _work(self, job, spec):
-        from dataclasses import replace
-        await super()._work(job, replace(spec, command="echo forged"))
-
-class Picky(PlainExecutor):
-    def __init__(self, *, host: str, token: str = "") -> None:
-        super().__init__()
-
-def fails():
-    raise LookupError("no ACME account")
-"""
-BACKENDS = {
-    "plain": "acme_plain:PlainExecutor",
-    "absent": "acme_nosuch:Executor [cloud]",
-    "raises": "acme_raises:Executor",
-    "exits": "acme_exits:Executor",
-    "sleeps": "acme_sleeps:Executor",
-    "fails": "acme_hangs:fails",
-    **{name: f"acme_hangs:{name.capitalize()}" for name in ("opening", "deaf", "blocks", "crashes")},
-    **{name: f"acme_hangs:{name.capitalize()}" for name in ("disposes", "lies", "picky")},
-}
-MODULES = {
-    "acme_plain": PLAIN,
-    "acme_hangs": HANGS,
-    "acme_raises": "raise RuntimeError('no driver\\n[red]here[/red]\\x1b[2J')",
-    "acme_exits": "import sys; print('noise'); sys.exit('please set ACME_HOME')",
-    "acme_sleeps": "import time; time.sleep(600)",
-}
+    from collections.abc import Iterator
 
 
 @pytest.fixture
 def acme(tmp_path: Path) -> dict[str, str]:
     return install(tmp_path / "site", BACKENDS, MODULES)
-
-
-def report(
-    *words: str, env: Mapping[str, str] | None = None, status: int = 0
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The whole of a report with one backend, and the steps of that by name."""
-    done = corral("doctor", "--json", *words, env=env)
-    assert done.returncode == status, done
-    found = json.loads(done.stdout)
-    (backend,) = found["backends"]
-    assert [step["step"] for step in backend["steps"]] == STEPS
-    assert found["ok"] is (status == 0)
-    return found, {step["step"]: step for step in backend["steps"]}
-
-
-def outcomes(steps: Mapping[str, Any]) -> list[str]:
-    return [steps[name]["outcome"] for name in STEPS]
 
 
 # --- what works
@@ -293,113 +215,6 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     assert steps["run"]["stage"] == "workdir"
 
 
-# --- backends of third parties
-
-
-@pytest.mark.slow
-def test_one_that_leaves_processes_and_has_no_spill(acme: dict[str, str]) -> None:
-    """It is told, and what the check itself has started is gone."""
-    _, steps = report("--backend", "plain", env=acme, status=1)
-    assert outcomes(steps) == ["ok", "ok", "ok", "ok", "failed", "failed", "ok"]
-    assert "session of its own was still alive" in steps["kill"]["evidence"]
-    assert "there is no spill file" in steps["spill"]["evidence"]
-
-
-@pytest.mark.slow
-def test_the_end_of_the_time_leaves_nothing_either(acme: dict[str, str]) -> None:
-    _, steps = report("--backend", "plain", "--timeout", "4s", env=acme, status=1)
-    assert "has not ended after" in steps["kill"]["evidence"]
-    assert steps["spill"]["evidence"] == "there was no time left"
-    assert steps["dispose"]["outcome"] == "ok"
-
-
-@pytest.mark.parametrize(
-    ("name", "says", "remedy"),
-    [
-        ("absent", "acme_nosuch", "pip install 'acme-backends[cloud]'"),
-        ("raises", "RuntimeError: no driver", None),
-        ("exits", "please set ACME_HOME", None),
-    ],
-)
-def test_one_that_cannot_be_imported(acme: dict[str, str], name: str, says: str, remedy: str | None) -> None:
-    _, steps = report("--backend", name, env=acme, status=1)
-    assert outcomes(steps) == ["failed", *["not checked"] * 6]
-    assert says in steps["import"]["evidence"]
-    assert steps["import"]["remedy"] == remedy
-
-
-def test_one_that_cannot_be_constructed(acme: dict[str, str]) -> None:
-    _, steps = report("--backend", "fails", env=acme, status=1)
-    assert outcomes(steps) == ["ok", "failed", *["not checked"] * 5]
-    assert steps["construct"]["evidence"] == "LookupError: no ACME account"
-
-
-@pytest.mark.parametrize("name", ["opening", "deaf"])
-def test_one_that_hangs_while_it_opens(acme: dict[str, str], name: str) -> None:
-    begun = time.monotonic()
-    _, steps = report("--backend", name, "--timeout", "1s", env=acme, status=1)
-    assert time.monotonic() - begun < 15
-    assert outcomes(steps) == ["ok", "ok", "failed", *["not checked"] * 3, "ok"]
-    assert "has not ended after" in steps["open"]["evidence"]
-    assert "--timeout" in steps["open"]["remedy"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "step"), [("blocks", "open"), ("sleeps", "import")])
-def test_one_that_blocks_its_process(acme: dict[str, str], name: str, step: str) -> None:
-    begun = time.monotonic()
-    _, steps = report("--backend", name, "--timeout", "1s", env=acme, status=1)
-    assert time.monotonic() - begun < 25
-    assert steps[step]["outcome"] == "failed"
-    assert "which was killed after" in steps[step]["evidence"]
-    later = STEPS[STEPS.index(step) + 1 :]
-    assert {steps[name]["outcome"] for name in later} == {"not checked"}
-
-
-def test_one_that_ends_its_process(acme: dict[str, str]) -> None:
-    _, steps = report("--backend", "crashes", env=acme, status=1)
-    assert (
-        steps["open"]["evidence"] == f"the process that checked it ended with signal {signal.SIGABRT.value}"
-    )
-
-
-@pytest.mark.slow
-def test_one_that_cannot_be_disposed_of(acme: dict[str, str]) -> None:
-    _, steps = report("--backend", "disposes", "--timeout", "4s", env=acme, status=1)
-    assert steps["dispose"]["outcome"] == "failed"
-    assert "has not ended after" in steps["dispose"]["evidence"]
-
-
-def test_one_that_gives_other_output(acme: dict[str, str]) -> None:
-    _, steps = report("--backend", "lies", env=acme, status=1)
-    assert steps["run"]["outcome"] == "failed"
-    assert "forged" in steps["run"]["evidence"]
-
-
-@pytest.mark.slow
-def test_one_that_needs_a_configuration(acme: dict[str, str], tmp_path: Path) -> None:
-    done = corral("doctor", "--json", "--backend", "picky", env=acme)
-    assert done.returncode == 125
-    assert b"no backend could be checked without a configuration" in done.stderr
-    (backend,) = json.loads(done.stdout)["backends"]
-    assert backend["outcome"] == "not checked"
-    construct = backend["steps"][1]
-    assert construct["outcome"] == "not checked"
-    assert "use --config: entry 'picky': the option 'host' is missing" in construct["evidence"]
-    file = tmp_path / "corral.yaml"
-    file.write_text("- {name: picky, config: {host: acme, token: hunter2}}\n")
-    done = corral("doctor", "--json", "--config", str(file), env=acme)
-    assert json.loads(done.stdout)["backends"][0]["steps"][3]["outcome"] == "ok"
-    assert b"hunter2" not in done.stdout + done.stderr
-
-
-@pytest.mark.backend("local")
-def test_a_broken_one_does_not_hide_one_that_works(acme: dict[str, str]) -> None:
-    done = corral("doctor", "--json", "--backend", "raises", "--backend", "local", env=acme)
-    assert done.returncode == 1
-    assert [each["outcome"] for each in json.loads(done.stdout)["backends"]] == ["failed", "ok"]
-
-
 # --- usage
 
 
@@ -469,19 +284,6 @@ def test_a_file_with_too_few_or_too_many_entries(
     assert (done.returncode, done.stdout) == (125, b"")
     assert says in done.stderr
     assert done.stderr.count(b"\n") == 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_being_stopped_leaves_nothing(acme: dict[str, str], number: signal.Signals) -> None:
-    with Running("doctor", "--backend", "opening", env=acme) as running:
-        running.read_until(b"construct  with its default options\n")
-        os.kill(running.process.pid, number)
-        status, _, _ = running.finish()
-        assert status == (130 if number is signal.SIGINT else -number)
-        deadline = time.monotonic() + 8
-        while running.alive():
-            assert time.monotonic() < deadline, running.alive()
-            time.sleep(0.05)
 
 
 def test_the_schema_is_in_the_help() -> None:
