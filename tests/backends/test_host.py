@@ -14,9 +14,9 @@ import pytest
 
 from corral import BashExecRequest, BashTaskId
 from corral_backends.places.local import LocalExecutor
-from tests.support.accounts import ACCOUNTS, Account
 from tests.support.aio import executor, run, run_command
 from tests.support.lifeline import Lifeline
+from tests.support.lonely import ROOT_AND_LONELY
 from tests.support.processes import descendants
 from tests.support.shared import shared_directory
 from tests.support.witness import Watch
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.support.accounts import Account
+
 pytestmark = pytest.mark.backend("local")
 
-every_account = pytest.mark.parametrize("account", ACCOUNTS, ids=str)
+every_account = pytest.mark.parametrize("account", ROOT_AND_LONELY, ids=str)
 
 
 # --- exit statuses that others could take away

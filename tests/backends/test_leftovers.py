@@ -145,8 +145,8 @@ echo hi"""
         async with executor(workdir=tmp_path) as made:
             assert (await run_command(made, command)).stdout.text == "hi\n"
             (tmp_path / "go").touch()
-            await until((tmp_path / "done").exists)
-            assert (tmp_path / "done").read_text() == "fine 0\n"
+            done = tmp_path / "done"
+            await until(lambda: done.exists() and done.read_text() == "fine 0\n")
 
     run(scenario())
 

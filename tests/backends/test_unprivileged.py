@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.accounts import ACCOUNTS, Account
 from tests.support.lifeline import Lifeline
+from tests.support.lonely import LONELY, ROOT_AND_LONELY
 from tests.support.shared import shared_directory
 from tests.support.spoofs import FIND, FRAMES, WRITE_EVERYWHERE, steal
 from tests.support.witness import Watch
@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.support.accounts import Account
+
 pytestmark = pytest.mark.backend("local")
 
 GRACE_MS = 300
-USER = ACCOUNTS[-1]
-LONELY = Account(name="lonely", uid=61_803, gid=61_803) if os.geteuid() == 0 else USER
-"""A user without any other process, where root can make one up: limits on processes count all of a user's."""
-
-every_account = pytest.mark.parametrize("account", ACCOUNTS, ids=str)
+every_account = pytest.mark.parametrize("account", ROOT_AND_LONELY, ids=str)
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def line() -> Iterator[Lifeline]:
 
 
 def watch(
-    *requests: dict[str, Any], account: Account = USER, line: Lifeline | None = None, **options: Any
+    *requests: dict[str, Any], account: Account = LONELY, line: Lifeline | None = None, **options: Any
 ) -> Watch:
     arguments = {"requests": requests, "options": options}
     return Watch("hosts:commands", arguments, account=account, line=line)

@@ -136,6 +136,7 @@ async def use(executor: LocalExecutor) -> None:
         return executor.resolve(BashExecRequest(command=command, **fields))
 
     controller = AbortController()
+    await executor.run(resolved("true"))  # what is aborted below has begun by then
     runs = [executor.run(resolved(f"echo {number}; exit {number}")) for number in range(20)]
     runs += [executor.run(resolved("setsid sleep 15 & sleep 15", timeout_ms=100)) for _ in range(5)]
     runs += [executor.run(resolved("sleep 15", signal=controller.signal)) for _ in range(5)]
