@@ -1,17 +1,12 @@
 """read_output of a background task: joined reads equal the stream, or say exactly what is missing.
 
-`check` is the model; every test of a running task reads through it.
+The model of that is in tests/support/reading.py; late readers are in test_reads_late.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import codecs
-import hashlib
-import os
 import random
-import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,97 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corral import TaskStatus
-from tests.support.aio import executor, run, run_command, until
-from tests.support.processes import rss_bytes
-from tests.support.tasks import Told, read_until, start, started
+from tests.support.aio import executor, run, until
+from tests.support.reading import expect_nothing_more, read_to_the_end, writer
+from tests.support.tasks import Told, start
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import PurePath
-
-    from corral import BashExecutor, BashTask, BashTaskRead, StreamRead
+    from corral import BashTaskRead
 
 pytestmark = pytest.mark.backend("local")
-
-
-class Model:
-    """What the reads of one stream must be, given the whole stream."""
-
-    def __init__(self, stream: bytes, limit: int) -> None:
-        self._stream = stream
-        self._limit = limit
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.at = 0
-        self.dropped = 0
-        self.text = ""
-
-    def check(self, read: StreamRead, *, final: bool) -> None:
-        """One read: the right bytes at the right offsets, what is missing, and the right text for both."""
-        assert read.start == self.at + read.dropped_bytes
-        assert read.end == read.start + len(read.data)
-        assert read.data == self._stream[read.start : read.end]
-        assert len(read.data) <= self._limit
-        data = read.data
-        expected = ""
-        if read.dropped_bytes:
-            # Nothing is dropped while there is room for it.
-            assert read.end - self.at > self._limit
-            expected = self._decoder.decode(b"", final=True)
-            self._decoder.reset()
-            cut = next((i for i, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
-            data = data[cut:]
-        expected += self._decoder.decode(data, final=final)
-        assert read.text == expected
-        self.text += read.text
-        self.at = read.end
-        self.dropped += read.dropped_bytes
-
-    def check_end(self) -> None:
-        assert self.at == len(self._stream)
-        if not self.dropped:
-            assert self.text == self._stream.decode(errors="replace")
-
-
-async def read_to_the_end(
-    on: BashExecutor,
-    task: BashTask,
-    streams: Sequence[bytes],
-    *,
-    limit: int = 64_000,
-    pauses: Sequence[float] = (0,),
-) -> tuple[Model, Model]:
-    """Reads until the task is over, sleeping for each of the pauses in turn; checks every read."""
-    models = Model(streams[0], limit), Model(streams[1], limit)
-    turn = 0
-    final = False
-    while not final:
-        await asyncio.sleep(pauses[turn % len(pauses)])
-        turn += 1
-        read = on.read_output(task.id)
-        final = read.status is not TaskStatus.RUNNING
-        for model, stream in zip(models, (read.stdout, read.stderr), strict=True):
-            model.check(stream, final=final)
-        assert read.lossy is bool(read.stdout.dropped_bytes or read.stderr.dropped_bytes)
-    for model in models:
-        model.check_end()
-    expect_nothing_more(on, task, streams)
-    return models
-
-
-def expect_nothing_more(on: BashExecutor, task: BashTask, streams: Sequence[bytes]) -> None:
-    """Reads after the end are empty, at the end of the stream, and not lossy."""
-    for _ in range(2):
-        read = on.read_output(task.id)
-        assert (read.lossy, read.status) == (False, task.status)
-        for stream, whole in zip((read.stdout, read.stderr), streams, strict=True):
-            assert (stream.data, stream.text, stream.dropped_bytes) == (b"", "", 0)
-            assert stream.start == stream.end == len(whole)
-
-
-def writer(pieces: Sequence[tuple[int, int, float]]) -> str:
-    """Bash text that copies its stdin: so many bytes to descriptor 1 or 2, then a pause, for each piece."""
-    steps = [f"head -c {size} >&{fd}" + (f"; sleep {pause}" if pause else "") for size, fd, pause in pieces]
-    return "\n".join(["true", *steps])
 
 
 # Text whose characters take one to four bytes, with bytes that are no UTF-8 in between.
@@ -246,151 +158,5 @@ def test_read_ends_with_the_leader() -> None:
             assert told.of(task).stdout == b"early\n"
             await asyncio.sleep(0.5)
             expect_nothing_more(made, task, [b"early\n", b""])
-
-    run(scenario())
-
-
-# --- late readers, and none at all
-
-LINES = "seq 10000000 21111110"
-"""Lines of nine bytes: about 100 MB of which every part can be told."""
-TOTAL = 11_111_111 * 9
-
-
-def lines_between(start: int, end: int) -> bytes:
-    first, last = start // 9, end // 9 + 1
-    text = b"".join(b"%d\n" % (10_000_000 + number) for number in range(first, last))
-    return text[start - first * 9 : end - first * 9]
-
-
-def size(path: PurePath) -> int:
-    return Path(path).stat().st_size
-
-
-def test_read_late(tmp_path: Path) -> None:
-    """Who reads 100 MB too late is told exactly what is missing, and where all of it is."""
-    expected = hashlib.sha256()
-    with subprocess.Popen(LINES.split(), stdout=subprocess.PIPE) as witness:
-        assert witness.stdout is not None
-        while chunk := witness.stdout.read(1 << 20):
-            expected.update(chunk)
-
-    async def scenario() -> None:
-        async with executor(spill_dir=str(tmp_path)) as made:
-            task = start(made, LINES)
-            await until(lambda: task.status is TaskStatus.FINISHED, timeout=30)
-            read = made.read_output(task.id)
-            stdout = read.stdout
-            assert (read.lossy, stdout.end, stdout.start) == (True, TOTAL, stdout.dropped_bytes)
-            assert len(stdout.data) == 64_000
-            assert stdout.data == lines_between(stdout.start, stdout.end)
-            assert stdout.text == stdout.data.decode()
-            assert stdout.spill_path is not None
-            assert stdout.spill_start == 0
-            assert size(stdout.spill_path) == TOTAL
-            found = hashlib.sha256()
-            async for chunk in made.fetch(stdout.spill_path):
-                found.update(chunk)
-            assert found.digest() == expected.digest()
-            # The missing part alone, as a consumer would get it.
-            part = b"".join([chunk async for chunk in made.fetch(stdout.spill_path, start=TOTAL - 100_000)])
-            assert part == lines_between(TOTAL - 100_000, TOTAL)
-            expect_nothing_more(made, task, [b"x" * TOTAL, b""])
-
-    run(scenario(), timeout=50)
-
-
-def test_read_late_while_it_runs(tmp_path: Path) -> None:
-    """The path and exact offsets are there before the end; all below a read's start is in the file."""
-
-    async def scenario() -> None:
-        async with executor(spill_dir=str(tmp_path), max_output_bytes=10_000) as made:
-            task = start(made, "seq 10000000 10099999; sleep 0.3; seq 10100000 10199999; sleep 20")
-            await asyncio.sleep(0.2)
-            last = 0
-            while last < 1_800_000:
-                read = made.read_output(task.id).stdout
-                assert read.start == last + read.dropped_bytes
-                assert read.data == lines_between(read.start, read.end)
-                if read.dropped_bytes:
-                    assert read.spill_path is not None
-                    assert size(read.spill_path) >= read.start
-                    chunks = [chunk async for chunk in made.fetch(read.spill_path, start=last)]
-                    missing = b"".join(chunks)[: read.dropped_bytes]
-                    assert missing == lines_between(last, read.start)
-                last = read.end
-                await asyncio.sleep(0.05)
-
-    run(scenario())
-
-
-def test_read_never(tmp_path: Path) -> None:
-    """A consumer that never reads costs the host no memory, and does not slow the command."""
-
-    async def scenario() -> tuple[float, float, int]:
-        async with executor(spill_dir=str(tmp_path), max_spill_bytes=8 << 20) as made:
-            await run_command(made, "head -c 20000000 /dev/zero")
-            began = time.monotonic()
-            await run_command(made, "head -c 300000000 /dev/zero")
-            in_foreground = time.monotonic() - began
-            before = peak = rss_bytes(os.getpid())
-            began = time.monotonic()
-            task = start(made, "head -c 300000000 /dev/zero")
-            while task.status is TaskStatus.RUNNING:
-                await asyncio.sleep(0.005)
-                peak = max(peak, rss_bytes(os.getpid()))
-            elapsed = time.monotonic() - began
-            assert made.read_output(task.id).stdout.end == 300_000_000
-            return elapsed, in_foreground, peak - before
-
-    elapsed, in_foreground, grown = run(scenario(), timeout=40)
-    assert grown < 4_000_000
-    assert elapsed < 2 * in_foreground + 1
-
-
-def test_read_after_all_readers_slept(tmp_path: Path) -> None:
-    """A task that outruns everybody is not slowed: it ends while the loop of the host is blocked."""
-    over = tmp_path / "over"
-
-    async def scenario() -> None:
-        async with executor() as made:
-            task = start(made, f"head -c 3000000 /dev/zero; touch '{over}'")
-            await started(task)
-            wait_for(over)  # blocking the loop is the point
-            assert made.read_output(task.id).stdout.end <= 64_000
-            await until(lambda: task.status is TaskStatus.FINISHED)
-            read = made.read_output(task.id)
-            assert read.stdout.end == 3_000_000
-            assert len(read.stdout.data) == 64_000
-
-    run(scenario())
-
-
-def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + 10
-    while not file.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_reads_share_one_cursor() -> None:
-    """No byte is delivered twice, to whomever: of two readers each gets what the other did not."""
-
-    async def scenario() -> None:
-        async with executor() as made:
-            task = start(made, "for i in {0..99}; do echo $i; done; sleep 0.05; echo up; sleep 20")
-            parts: list[list[bytes]] = [[], []]
-
-            async def reader(mine: list[bytes], pause: float) -> None:
-                while b"up" not in b"".join(parts[0] + parts[1]):
-                    if data := made.read_output(task.id).stdout.data:
-                        mine.append(data)
-                    await asyncio.sleep(pause)
-
-            async with asyncio.timeout(10):
-                await asyncio.gather(reader(parts[0], 0.001), reader(parts[1], 0.0015))
-            lines = b"".join(parts[0] + parts[1]).split()
-            assert sorted(lines) == sorted([*(str(i).encode() for i in range(100)), b"up"])
-            assert await read_until(made, task, b"") == b""
 
     run(scenario())
