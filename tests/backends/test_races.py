@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ def race(arguments: Mapping[str, Any], account: Account, *, timeout: float) -> N
         assert raced["told"] > raced["tasks"] / 2
         assert raced["short"] < raced["tasks"] / 10
         assert {"exited", "signalled", "killed", "aborted", "disposed", "lost"} <= set(raced["reasons"])
+        assert raced["slowest"]["dispose"] < 10
         figures = ("tasks", "executors", "notifications", "reasons", "slowest")
         print(f"{raced['seconds']:.1f} s", *(f"{name}: {raced[name]}" for name in figures), sep=", ")
         expect_clean(watch, raced)
@@ -58,6 +60,13 @@ def race(arguments: Mapping[str, Any], account: Account, *, timeout: float) -> N
 def test_race(losses: bool, account: Account) -> None:
     """Exit, kill, abort, dispose and (`lost`) the death of wardens: each listener once, none too late."""
     race({"seed": 20, "tasks": 400, "lanes": 4, "losses": losses}, account, timeout=45)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio has no eager tasks")
+def test_race_of_eager_tasks() -> None:
+    """The same in a loop whose tasks begin to run while `create_task` is still being called."""
+    arguments = {"seed": 30, "tasks": 200, "lanes": 4, "losses": True, "eager": True}
+    race(arguments, ACCOUNTS[0], timeout=45)
 
 
 @pytest.mark.slow
@@ -74,7 +83,7 @@ def test_a_thousand_at_once(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     assert stat.S_ISFIFO(gate.stat().st_mode)
-    with Watch("races:crowd", {"gate": str(gate), "tasks": count}) as watch:
+    with Watch("crowds:crowd", {"gate": str(gate), "tasks": count}) as watch:
         waiting = watch.report("waiting", timeout=40)
         assert len(watch.survivors()) == count
         watch.go()
@@ -105,7 +114,7 @@ def test_soak() -> None:
     """20,000 short runs and 2,000 tasks in one executor: host and warden do not grow."""
     runs, tasks, step = 20_000, 2_000, 500
     arguments = {"runs": runs, "tasks": tasks, "step": step, "lanes": 4}
-    with Watch("races:soak", arguments) as watch:
+    with Watch("crowds:soak", arguments) as watch:
         sizes: list[tuple[int, int]] = []
         seconds = 0.0
         for _ in range((runs + tasks) // step):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from corral import (
+from corral import AbortController, EndReason, TaskStatus, WorkdirError
     AbortController,
     EndReason,
     TaskStatus,
@@ -148,6 +148,29 @@ def test_kill_right_after_start(delay_ms: float, line: Lifeline) -> None:
             for task in tasks:
                 assert task.reason is EndReason.KILLED
                 assert (task.status is TaskStatus.FINISHED) is (task.started_at is not None)
+
+    run(scenario())
+
+
+def test_kill_that_crosses_the_end(tmp_path: Path) -> None:
+    """A kill that comes as the launch fails, or as the leader exits, hides neither error nor status."""
+
+    async def scenario() -> None:
+        async with executor() as made:
+            await run_command(made, "true")
+            told = Told(made)
+            for number in range(150):
+                failing = start(made, "true", workdir=tmp_path / "missing")
+                exiting = start(made, "exit 3")
+                await asyncio.sleep(number % 6 * 0.0005)
+                killed = [made.kill(task.id) for task in (failing, exiting)]
+                await told.hears(failing, exiting)
+                assert isinstance(failing.error, WorkdirError)
+                assert failing.reason is (EndReason.KILLED if killed[0] else None)
+                assert exiting.error is None
+                assert exiting.reason is (EndReason.KILLED if killed[1] else EndReason.EXITED)
+                assert (exiting.exit_code, exiting.signal) in [(3, None), (None, "SIGTERM")]
+            assert len(told.notes) == 300
 
     run(scenario())
 
