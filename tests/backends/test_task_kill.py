@@ -16,10 +16,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from corral import AbortController, EndReason, TaskStatus, WorkdirError
-    AbortController,
-    EndReason,
-    TaskStatus,
-)
 from tests.support.accounts import ACCOUNTS
 from tests.support.aio import executor, run, run_command
 from tests.support.lifeline import Lifeline
