@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 
-from corral import PlaceLostError
+from corral import PlaceError, PlaceLostError
 
 from . import protocol
 from .connection import Connection, Conversation
@@ -22,7 +22,7 @@ class Fetch(Conversation):
     def __init__(self, start: int) -> None:
         self._arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._at = start
-        self._errno = 0
+        self._failed: Failed | None = None
         self._credit = WINDOW
         self._ended = False
         self._lost: str | None = None
@@ -37,7 +37,7 @@ class Fetch(Conversation):
             self._ended = True
             return False
         if isinstance(message, Failed) and not self._ended:
-            self._errno = message.errno
+            self._failed = message
         elif not (isinstance(message, Gone) and self._ended):
             msg = f"{type(message).__name__} is not due in a fetch"
             raise ProtocolViolation(msg)
@@ -73,5 +73,8 @@ class Fetch(Conversation):
         if self._lost is not None:
             msg = f"the place was lost while {path} was fetched: {self._lost}"
             raise PlaceLostError(msg, stage="fetch")
-        if self._errno:
-            raise OSError(self._errno, os.strerror(self._errno), path)
+        if self._failed is not None and self._failed.errno:
+            raise OSError(self._failed.errno, os.strerror(self._failed.errno), path)
+        if self._failed is not None:
+            msg = f"{path} could not be fetched: {self._failed.message}"
+            raise PlaceError(msg, stage="fetch", retryable=True)

@@ -16,7 +16,16 @@ class StreamBuffer:
     All offsets count from the beginning of the whole stream. What `read` has handed out is not kept.
     """
 
-    __slots__ = ("_cursor", "_data", "_decoder", "_limit", "_spill_path", "_spill_start", "_start")
+    __slots__ = (
+        "_cursor",
+        "_data",
+        "_decoder",
+        "_limit",
+        "_spill_path",
+        "_spill_start",
+        "_start",
+        "_to_skip",
+    )
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -24,6 +33,7 @@ class StreamBuffer:
         self._start = 0  # offset of the first byte of _data
         self._cursor = 0  # offset up to which read() has handed out
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._to_skip = 0  # how many bytes to come may be the rest of a character that a gap has cut
         self._spill_path: PurePosixPath | None = None
         self._spill_start = 0
 
@@ -77,7 +87,10 @@ class StreamBuffer:
             # rest of the one after it, at most three continuation bytes, is left out.
             text = self._decoder.decode(b"", final=True)
             self._decoder.reset()
-        text += self._decoder.decode(data[_continuations(data) :] if dropped else data, final=final)
+            self._to_skip = 3
+        skipped = _continuations(data, self._to_skip)
+        self._to_skip = self._to_skip - skipped if skipped == len(data) else 0
+        text += self._decoder.decode(data[skipped:], final=final)
         if final:
             self._decoder.reset()
         self._data.clear()
@@ -93,8 +106,8 @@ class StreamBuffer:
         )
 
 
-def _continuations(data: bytes) -> int:
+def _continuations(data: bytes, most: int) -> int:
     count = 0
-    while count < min(3, len(data)) and data[count] & 0xC0 == 0x80:
+    while count < min(most, len(data)) and data[count] & 0xC0 == 0x80:
         count += 1
     return count

@@ -103,9 +103,7 @@ class SocketStream(DuplexStream):
         self._adapter.start(receiver)
 
     def write(self, data: bytes) -> None:
-        if (
-            not self._adapter.transport.is_closing()
-        ):  # asyncio logs what comes later
+        if not self._adapter.transport.is_closing():  # asyncio logs what comes later
             self._adapter.transport.write(data)
 
     @property

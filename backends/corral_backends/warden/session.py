@@ -64,6 +64,9 @@ class Session:
                 stream = await self._place.open()
                 connection = Connection(stream, self)
                 self._ready = await connection.open(self._hello())
+            if not connection.alive:  # it ended in the moment it was ready, before there was somebody to tell
+                msg = "the warden went away as soon as it was ready"
+                raise PlaceOpenError(msg, retryable=True)
         except BaseException as error:
             await self._close_place()
             if isinstance(error, TimeoutError):

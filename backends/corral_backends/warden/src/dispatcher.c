@@ -183,6 +183,9 @@ static void read_host(void)
 
 static void write_host(void)
 {
+    if (held_until && now_ms() < held_until)
+        return;
+    held_until = 0;
     int done = flush_queue(out_fd);
     while (done >= 0 && output_blocked && queued() < OUT_HIGH / 2) {
         output_blocked = false;
@@ -215,6 +218,8 @@ static int wait_ms(uint64_t now)
         until = end_deadline;
     if (settings.lease_ms && !host_gone && last_heard + settings.lease_ms < until)
         until = last_heard + settings.lease_ms;
+    if (held_until && held_until < until)
+        until = held_until;
     if (until == UINT64_MAX)
         return -1;
     uint64_t wait = until > now ? until - now : 0;

@@ -73,6 +73,7 @@ bool environment_block_ok(const char *block, size_t size)
 }
 
 struct queue outgoing;
+uint64_t held_until;              /* monotonic ms; 0: send at once. Any further frame ends it */
 
 size_t queued(void)
 {
@@ -101,6 +102,7 @@ uint8_t *begin_frame(uint8_t type, uint8_t flags, uint32_t task, size_t payload)
         outgoing.start = 0;
         outgoing.end = used;
     }
+    held_until = 0;
     uint8_t *p = outgoing.data + outgoing.end;
     outgoing.end += need;
     p = put_u32(p, (uint32_t)payload);

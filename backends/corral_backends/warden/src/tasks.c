@@ -329,8 +329,12 @@ static void heard(struct task *task, const struct message *m)
         task->kill_deadline = now_ms() + KEEPER_SILENCE_MS;
     switch (m->type) {
     case M_STARTED:
-        if (!host_gone)
+        if (!host_gone) {
+            bool alone = !queued();
             put_u32(begin_frame(F_STARTED, 0, task->id, 4), m->a);
+            /* Most commands have more to tell within this time, and waking the host costs more than waiting. */
+            held_until = alone ? now_ms() + HOLD_MS : 0;
+        }
         break;
     case M_FAILED:
         task_fail(task, (enum error_code)m->a, m->b);

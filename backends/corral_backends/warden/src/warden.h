@@ -22,6 +22,7 @@ enum {
     MAX_TASKS = 32768,
     INLINE_COMMAND = 131071,      /* MAX_ARG_STRLEN less the terminating NUL */
     PUMP_CHUNK = 256 << 10,
+    HOLD_MS = 2,                  /* how long STARTED waits for company */
     DRAIN_MS = 50,                /* how long a leftover may delay END */
     STUCK_MS = 350,               /* SIGKILL without any death for this long: survivors */
     KEEPER_SILENCE_MS = 500,      /* past the grace; then the keeper itself is killed */
@@ -143,6 +144,7 @@ struct queue {
     size_t start, end, size;
 };
 extern struct queue outgoing;
+extern uint64_t held_until;
 size_t queued(void);
 uint8_t *begin_frame(uint8_t type, uint8_t flags, uint32_t task, size_t payload);
 uint8_t *put_u16(uint8_t *p, uint16_t v);
