@@ -23,6 +23,7 @@ class Model:
         self._stream = stream
         self._limit = limit
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text_from = 0
         self.at = 0
         self.dropped = 0
         self.text = ""
@@ -33,16 +34,21 @@ class Model:
         assert read.end == read.start + len(read.data)
         assert read.data == self._stream[read.start : read.end]
         assert len(read.data) <= self._limit
-        data = read.data
         expected = ""
         if read.dropped_bytes:
             # Nothing is dropped while there is room for it.
             assert read.end - self.at > self._limit
             expected = self._decoder.decode(b"", final=True)
             self._decoder.reset()
-            cut = next((i for i, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
-            data = data[cut:]
-        expected += self._decoder.decode(data, final=final)
+            # What is left of a character that the gap has cut is no text, in whichever read it comes.
+            self._text_from = read.start
+            after = self._stream[read.start : read.start + 3]
+            while after[:1] and after[0] & 0xC0 == 0x80:
+                self._text_from += 1
+                after = after[1:]
+        expected += self._decoder.decode(
+            self._stream[max(read.start, self._text_from) : read.end], final=final
+        )
         assert read.text == expected
         self.text += read.text
         self.at = read.end
