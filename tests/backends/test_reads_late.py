@@ -145,7 +145,7 @@ def test_read_after_all_readers_slept(tmp_path: Path) -> None:
             task = start(made, f"head -c 3000000 /dev/zero; touch '{over}'")
             await started(task)
             wait_for(over)  # blocking the loop is the point
-            assert made.read_output(task.id).stdout.end <= 64_000
+            assert task.status is TaskStatus.RUNNING  # as far as the host could see
             await until(lambda: task.status is TaskStatus.FINISHED)
             read = made.read_output(task.id)
             assert read.stdout.end == 3_000_000
