@@ -59,7 +59,9 @@ def _compiles_with_sanitizers(compiler: str, where: Path) -> bool:
     source.write_text("int main(void) { return 0; }\n")
     line = [compiler, "-fsanitize=address,undefined", "-o", program, source]
     built = subprocess.run(line, capture_output=True, timeout=60)
-    return built.returncode == 0 and subprocess.run([program], capture_output=True, timeout=10).returncode == 0
+    return (
+        built.returncode == 0 and subprocess.run([program], capture_output=True, timeout=10).returncode == 0
+    )
 
 
 @functools.cache
@@ -91,7 +93,7 @@ def sanitized() -> Build:
 @functools.cache
 def for_others(build: Build) -> Build:
     """The same program where any user can run it: the package may be closed to others."""
-    copy = scratch() / f"corral-warden-{build.name}"
+    copy = scratch() / f"corral-warden-{build.name}-{hash(build.program):x}"
     shutil.copyfile(build.program, copy)
     copy.chmod(0o755)
     return Build(build.name, copy, build.patience)

@@ -1,7 +1,7 @@
-"""The warden protocol as a tester wrote it down from PROTOCOL.md: encoders, a parser, and the order of frames.
+"""The warden protocol, written down from PROTOCOL.md for tests: encoders, a parser, and the order of frames.
 
-Shares nothing with `corral_backends.warden.protocol`, so that the two can be held against each other. Encoders take
-every field as it is, lies included.
+Shares nothing with `corral_backends.warden.protocol`, so that the two can be held against each other.
+Encoders take every field as it is, lies included.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ READY, STARTED, DATA, EXIT, END, GONE, ERROR, PONG, BYE, SPILL = range(0x81, 0x8
 
 FROM_HOST: Final = range(HELLO, FETCH + 1)
 NAMES: Final = dict(
-    zip(range(READY, SPILL + 1), "READY STARTED DATA EXIT END GONE ERROR PONG BYE SPILL".split(), strict=True)
+    zip(
+        range(READY, SPILL + 1),
+        ["READY", "STARTED", "DATA", "EXIT", "END", "GONE", "ERROR", "PONG", "BYE", "SPILL"],
+        strict=True,
+    )
 )
 
 # ERROR codes
@@ -372,4 +376,6 @@ class Task:
         for stream, end in zip(self.streams, self.ends, strict=True):
             require(stream.at == end.total, f"END says {end.total}, the data reached {stream.at}")
             known = len(stream.data)
-            require(self.fetch or known >= min(self.keep, end.total), f"END left a tail of {known} bytes only")
+            require(
+                self.fetch or known >= min(self.keep, end.total), f"END left a tail of {known} bytes only"
+            )

@@ -17,103 +17,20 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.warden import frames
 from tests.warden.builds import Build, for_others
 from tests.warden.frames import Frame, Task
+from tests.warden.procs import Account, Stat, below, marked, stat, still_alive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
 LIMIT = 8.0
 """Seconds for whatever should happen at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """An ordinary user that nobody else is: limits per user then count only what a test starts."""
-
-    uid: int
-    gid: int
-
-
-def ordinary() -> Account | None:
-    """Whom to run as so as not to be root; None for the user who runs the tests."""
-    number = 61_000 + os.getpid() % 4_000
-    return Account(number, number) if os.geteuid() == 0 else None
-
-
-# --- /proc
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    pid: int
-    state: str
-    parent: int
-    born: int
-    """In clock ticks since boot: together with the pid it names a process for ever."""
-
-    @property
-    def alive(self) -> bool:
-        return self.state not in "ZX"
-
-
-def stat(pid: int) -> Stat | None:
-    try:
-        line = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    rest = line.rpartition(b")")[2].split()
-    return Stat(pid, rest[0].decode(), int(rest[1]), int(rest[19]))
-
-
-def everybody() -> list[Stat]:
-    return [found for name in os.listdir("/proc") if name.isdigit() and (found := stat(int(name)))]
-
-
-def below(root: int) -> list[Stat]:
-    """Everything that descends from `root`, zombies included."""
-    children: dict[int, list[Stat]] = {}
-    for process in everybody():
-        children.setdefault(process.parent, []).append(process)
-    found: list[Stat] = []
-    pending = [root]
-    while pending:
-        for child in children.get(pending.pop(), ()):
-            found.append(child)
-            pending.append(child.pid)
-    return found
-
-
-def still_alive(processes: Sequence[Stat]) -> list[Stat]:
-    return [was for was in processes if (now := stat(was.pid)) and now.born == was.born and now.alive]
-
-
-def marked(mark: str, since: int) -> list[Stat]:
-    """Who carries `mark` in the environment that it was started with, wherever it has moved to."""
-    found: list[Stat] = []
-    for process in everybody():
-        if process.born < since:
-            continue
-        try:
-            environ = Path(f"/proc/{process.pid}/environ").read_bytes()
-        except OSError:
-            continue  # not ours to read, or gone
-        if mark.encode() in environ and process.alive:
-            found.append(process)
-    return found
-
-
-def poll(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.003)
 
 
 # --- the warden
@@ -122,8 +39,9 @@ def poll(condition: Callable[[], bool], seconds: float, what: str) -> None:
 class Warden:
     """A running warden and the host's ends of its stream. Use it with `with`.
 
-    `prefix` is a command line that ends by executing the program it is given, for limits and signal settings.
-    `pipes` connects by two pipes in place of a socket pair. `status` is what it must exit with; None: anything.
+    `prefix` is a command line that ends by executing the program it is given, for limits and signal
+    settings. `pipes` connects by two pipes in place of a socket pair. `status` is what it must exit with;
+    None: anything.
     """
 
     def __init__(
@@ -149,6 +67,7 @@ class Warden:
         self.bye = self.eof = False
         self.keep = 0
         self._status = status
+        self._ended = False
         self._parser = frames.Parser()
         (self.scratch / "logs").mkdir()
         (self.scratch / "tmp").mkdir()
@@ -192,6 +111,14 @@ class Warden:
             _, writable, _ = select.select([], [self._to], [], max(0.0, deadline - time.monotonic()))
             assert writable, f"the warden does not read: {len(view)} bytes left after {seconds} s"
             view = view[os.write(self._to, view[: 1 << 20]) :]
+
+    def takes(self, data: bytes, seconds: float) -> bool:
+        """Whether the warden takes all of `data` within a time, whatever its build. If not, some is lost."""
+        try:
+            self.write(data, seconds=seconds / self.patience)
+        except AssertionError:
+            return False
+        return True
 
     def hello(self, **fields: object) -> frames.Ready:
         """HELLO, and wait for READY."""
@@ -335,10 +262,14 @@ class Warden:
 
     def reports(self) -> str:
         """What the sanitizers wrote."""
-        return "\n".join(path.read_text(errors="replace") for path in sorted((self.scratch / "logs").iterdir()))
+        return "\n".join(
+            path.read_text(errors="replace") for path in sorted((self.scratch / "logs").iterdir())
+        )
 
     def describe(self) -> str:
-        listed = "\n".join(f"  {task.id} {task.state} {task.error or task.exit or ''}" for task in self.tasks.values())
+        listed = "\n".join(
+            f"  {task.id} {task.state} {task.error or task.exit or ''}" for task in self.tasks.values()
+        )
         status = self.process.poll()
         return f"exit status {status}, errors {self.errors}, tasks:\n{listed}\n{self.reports()}"
 
@@ -362,6 +293,7 @@ class Warden:
         assert not self.reports(), f"the sanitizers found something\n{self.reports()}"
         assert self._status is None or status == self._status, f"exit status {status}\n{self.describe()}"
         self.assert_nothing_left(tree)
+        self._ended = True
 
     def assert_nothing_left(self, tree: Sequence[Stat] = ()) -> None:
         """No process and no spill directory. The warden itself has been waited for."""
@@ -382,14 +314,20 @@ class Warden:
             if kind is None:
                 self.end()
         finally:
-            self._clean_up()
+            self._clean_up(ended=kind is None and self._ended)
             if error is not None and self.reports_at_exit:
                 error.add_note(self.reports_at_exit)
 
     reports_at_exit = ""
 
-    def _clean_up(self) -> None:
+    def _clean_up(self, *, ended: bool) -> None:
         """Whatever went wrong: nothing outlives the test."""
+        if not ended:
+            self._kill_all()
+        self.reports_at_exit = self.reports()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _kill_all(self) -> None:
         tree = below(self.pid) if self.process.poll() is None else []
         self.hang_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -403,8 +341,6 @@ class Warden:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
             time.sleep(0.01)
-        self.reports_at_exit = self.reports()
-        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def _socketpair() -> tuple[tuple[int, int], tuple[int, int]]:
@@ -418,12 +354,3 @@ def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
     to_warden, from_warden = os.pipe(), os.pipe()
     os.set_blocking(to_warden[1], False)
     return to_warden, from_warden
-
-
-@contextlib.contextmanager
-def timed(low: float, high: float, what: str) -> Iterator[None]:
-    """The body takes between `low` and `high` seconds."""
-    began = time.monotonic()
-    yield
-    took = time.monotonic() - began
-    assert low <= took <= high, f"{what} took {took:.3f} s, not {low} to {high}"

@@ -18,7 +18,7 @@ import pytest
 
 from tests.warden import frames
 from tests.warden.frames import COMPLETE, EXITED, NONE, SIGNALLED
-from tests.warden.harness import below, poll, stat, timed
+from tests.warden.procs import below, poll, stat, timed
 
 if TYPE_CHECKING:
     from tests.warden.conftest import Starter
@@ -59,7 +59,9 @@ def test_every_signal_that_kills(warden: Warden) -> None:
     # perl and the like would be cleaner than bash, which has handlers of its own for some signals.
     tasks = [warden.start(f"ulimit -c 0; exec env kill -s {number} $$") for number in numbers]
     found = [warden.finish(task, seconds=20).exit for task in tasks]
-    assert [(end.kind, end.value) if end else None for end in found] == [(SIGNALLED, number) for number in numbers]
+    assert [(end.kind, end.value) if end else None for end in found] == [
+        (SIGNALLED, number) for number in numbers
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH])
@@ -67,112 +69,10 @@ def test_signals_that_kill_nobody(warden: Warden, number: int) -> None:
     assert warden.run(f"kill -{number} $$; exit 5").code == 5
 
 
-def test_a_stopped_command_can_be_killed(warden: Warden) -> None:
-    task = warden.start("echo $$; kill -STOP $$; echo on; exit 3")
-    warden.reach(task, "started")
-    poll(lambda: (found := stat(task.pid)) is not None and found.state == "T", 5, "stopped")
-    warden.write(frames.kill(task.id, 2000))  # TERM, then CONT so that it is heard
-    with timed(0, 1.5 * warden.patience, "the end of a stopped command"):
-        warden.finish(task)
-    assert task.exit is not None
-    assert (task.exit.kind, task.exit.value) == (SIGNALLED, signal.SIGTERM)
-
-
 def test_an_exec_failure_of_the_last_command(warden: Warden) -> None:
     assert warden.run("/nonexistent/program").code == 127
     assert warden.run("/etc/passwd").code == 126
     assert warden.run("kill -9 $$ # 137 is something else").code is None
-
-
-# --- killing
-
-
-def test_term_then_kill(warden: Warden) -> None:
-    task = warden.start("trap 'echo trapped; exit 9' TERM; echo up; while :; do sleep 0.01; done")
-    warden.wait(lambda: task.stdout == b"up\n", "up")
-    warden.write(frames.kill(task.id, 5000))
-    warden.finish(task)
-    assert (task.stdout, task.code) == (b"up\ntrapped\n", 9)
-
-
-def test_the_grace_is_kept_and_then_ends(warden: Warden) -> None:
-    task = warden.start("trap '' TERM; echo up; sleep 20 & wait; sleep 20")
-    warden.wait(lambda: task.stdout == b"up\n", "up")
-    with timed(0.28, 0.3 + 0.9 * warden.patience, "the end of a command that ignores TERM"):
-        warden.write(frames.kill(task.id, 300))
-        warden.finish(task)
-    assert task.exit is not None
-    assert (task.exit.kind, task.exit.value) == (SIGNALLED, signal.SIGKILL)
-
-
-def test_a_shorter_grace_wins(warden: Warden) -> None:
-    task = warden.start("trap '' TERM; echo up; sleep 20; sleep 20; sleep 20")
-    warden.wait(lambda: task.stdout == b"up\n", "up")
-    with timed(0.15, 0.9 * warden.patience + 0.2, "the end after the second KILL"):
-        warden.write(frames.kill(task.id, 60_000) + frames.kill(task.id, 0xFFFFFFFF) + frames.kill(task.id, 200))
-        warden.finish(task)
-
-
-@pytest.mark.parametrize("grace_ms", [0, 100])
-def test_the_whole_tree_dies(warden: Warden, grace_ms: int) -> None:
-    task = warden.start(
-        "trap '' TERM; setsid sleep 20 & (setsid sleep 20 &); env -i setsid sleep 20 & "
-        "(sleep 20; sleep 20) | cat & sleep 0.1; echo up; wait"
-    )
-    warden.wait(lambda: task.stdout == b"up\n", "up")
-    assert len(below(warden.pid)) >= 7
-    warden.write(frames.kill(task.id, grace_ms))
-    warden.finish(task)
-    assert task.survivors == 0
-    poll(lambda: not below(warden.pid), 1, "the tree, its keeper and every zombie are gone")
-
-
-def test_kill_reaches_leftovers(warden: Warden) -> None:
-    task = warden.start("sleep 20 & setsid sleep 20 & echo hi")
-    with timed(0.04, 1.0 * warden.patience, "END in spite of leftovers that hold the pipes"):
-        warden.reach(task, "ended")
-    assert task.leftovers
-    assert (task.stdout, task.code) == (b"hi\n", 0)
-    assert not [frame for frame in warden.listen(0.2) if frame.task == task.id], "GONE waits for the leftovers"
-    warden.write(frames.kill(task.id, 1000))
-    warden.finish(task)
-    assert task.survivors == 0
-
-
-def test_gone_comes_when_the_last_leftover_ends_by_itself(warden: Warden) -> None:
-    task = warden.start("sleep 0.4 >/dev/null 2>&1 & echo hi")
-    warden.reach(task, "ended")
-    assert task.leftovers
-    with timed(0.2, 1.5 * warden.patience, "GONE"):
-        warden.finish(task)
-
-
-def test_leftovers_are_neither_blocked_nor_signalled(warden: Warden) -> None:
-    done = warden.scratch / "tmp" / "done"
-    task = warden.start(f"(sleep 0.2; head -c 3000000 /dev/zero; echo $? > {done}) & exit 0")
-    warden.reach(task, "ended")
-    assert task.ends is not None
-    assert task.ends[0].total == 0
-    warden.finish(task)
-    assert done.read_text() == "0\n"
-    done.unlink()
-
-
-def test_a_chatty_leftover_does_not_delay_the_end(warden: Warden) -> None:
-    with timed(0, 1.0 * warden.patience, "END beside a chatty leftover"):
-        task = warden.reach(warden.start("(while :; do echo x; sleep 0.01; done) & exit 4", credit=100), "ended")
-    assert task.code == 4
-    warden.write(frames.kill(task.id, 0))
-    warden.finish(task)
-
-
-def test_kill_in_every_state_sent_at_once(warden: Warden) -> None:
-    tasks = [warden.expect(number) for number in range(1, 41)]
-    for task in tasks:
-        warden.write(frames.start(task.id, "sleep 20") + frames.kill(task.id, task.id % 3 * 20))
-    for task in tasks:
-        warden.finish(task, seconds=20)
-    assert {task.exit.kind for task in tasks if task.exit} == {SIGNALLED}
 
 
 # --- what a command is given
@@ -197,7 +97,13 @@ def test_stdin_can_be_read_again_and_in_part(warden: Warden) -> None:
 
 def test_stdin_before_and_after_the_text(warden: Warden) -> None:
     task = warden.expect(1)
-    parts = [(frames.STDIN, b"ab"), (frames.TEXT, b"a"), (frames.STDIN, b""), (frames.TEXT, b"t"), (frames.STDIN, b"c")]
+    parts = [
+        (frames.STDIN, b"ab"),
+        (frames.TEXT, b"a"),
+        (frames.STDIN, b""),
+        (frames.TEXT, b"t"),
+        (frames.STDIN, b"c"),
+    ]
     warden.write(frames.start(1, "c", size=3, stdin_size=3))
     for kind, data in parts:
         warden.barrier()
@@ -223,7 +129,13 @@ def test_commands_around_the_length_of_an_argument(warden: Warden, size: int, in
 
 
 def test_a_command_of_ten_megabytes(warden: Warden) -> None:
-    body = "x=" + shlex.quote("y" * 5_000_000 + "\n\\\r\n") + "; cat <<'E'\n" + "z" * 5_000_000 + "\nE\necho ${#x}"
+    body = (
+        "x="
+        + shlex.quote("y" * 5_000_000 + "\n\\\r\n")
+        + "; cat <<'E'\n"
+        + "z" * 5_000_000
+        + "\nE\necho ${#x}"
+    )
     with timed(0, 5 * warden.patience, "a command of 10 MB"):
         task = warden.run(body, seconds=20)
     assert task.ends is not None
@@ -231,14 +143,38 @@ def test_a_command_of_ten_megabytes(warden: Warden) -> None:
     assert task.stdout[-10:] == b"z\n5000004\n"
 
 
-ODD = ["", "-x", "--", "-c", "#", " ", "\n", "echo a\\", "'", "cat <<E\nno end", "cat <<E\\\nno", "\udcff\udc80"]
-ODD += ["echo 'ä𝄞'", "echo a\r\n", "!", "history", "echo $'\\0'", "return 3", "exec 5>&1; echo x >&5", "f() { exit 8; }; f"]
+ODD = [
+    "",
+    "-x",
+    "--",
+    "-c",
+    "#",
+    " ",
+    "\n",
+    "echo a\\",
+    "'",
+    "cat <<E\nno end",
+    "cat <<E\\\nno",
+    "\udcff\udc80",
+]
+ODD += [
+    "echo 'ä𝄞'",
+    "echo a\r\n",
+    "!",
+    "history",
+    "echo $'\\0'",
+    "return 3",
+    "exec 5>&1; echo x >&5",
+    "f() { exit 8; }; f",
+]
 
 
 @pytest.mark.parametrize("command", [*ODD, *(": " + "x" * 140_000 + "\n" + odd for odd in ODD)])
 def test_odd_commands_do_what_bash_does(warden: Warden, command: str) -> None:
     raw = os.fsencode(command)
-    stripped = raw[raw.rfind(b"x\n") + 2 :] if len(raw) > 131_071 else raw  # bash could not be given the long one
+    stripped = (
+        raw[raw.rfind(b"x\n") + 2 :] if len(raw) > 131_071 else raw
+    )  # bash could not be given the long one
     expected = subprocess.run(
         ["bash", "-c", "--", stripped], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, env=PLAIN
     )
@@ -275,7 +211,9 @@ def test_signals_are_as_new(start: Starter) -> None:
     with start(prefix=[sys.executable, "-I", "-S", "-c", program]) as warden:
         warden.hello()
         lines = warden.run("cat /proc/self/status").stdout.decode().splitlines()
-        masks = {line.split()[0]: line.split()[1] for line in lines if line.startswith("Sig") and "Q" not in line}
+        masks = {
+            line.split()[0]: line.split()[1] for line in lines if line.startswith("Sig") and "Q" not in line
+        }
         assert masks == dict.fromkeys(("SigPnd:", "SigBlk:", "SigIgn:", "SigCgt:"), "0" * 16)
         assert warden.run("yes | head -1; echo ${PIPESTATUS[*]}").stdout == b"y\n141 0\n"
         killed = warden.start("sleep 20")
@@ -298,13 +236,20 @@ def test_the_limit_on_descriptors_is_the_inherited_one(start: Starter) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with start(prefix=["bash", "-c", 'ulimit -Sn 123; exec "$@"', "-"]) as warden:
         warden.hello()
-        assert warden.run("ulimit -Sn; ulimit -Hn").stdout == f"123\n{hard}\n".replace("-1", "unlimited").encode()
+        assert (
+            warden.run("ulimit -Sn; ulimit -Hn").stdout
+            == f"123\n{hard}\n".replace("-1", "unlimited").encode()
+        )
         limits = Path(f"/proc/{warden.pid}/limits").read_text()
-        assert f"{hard}" in next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3]
+        assert (
+            f"{hard}"
+            in next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3]
+        )
 
 
 @pytest.mark.parametrize(
-    ("workdir", "number"), [("/nonexistent", 2), ("/etc/passwd", 20), ("/" + "x" * 300, 36), ("/" + "x/" * 3000, 36)]
+    ("workdir", "number"),
+    [("/nonexistent", 2), ("/etc/passwd", 20), ("/" + "x" * 300, 36), ("/" + "x/" * 3000, 36)],
 )
 def test_workdirs_that_cannot_be_entered(warden: Warden, workdir: str, number: int) -> None:
     task = warden.run("touch ran; exit 0", workdir=workdir)
@@ -324,7 +269,14 @@ def test_nothing_of_a_command_stays_with_the_next(warden: Warden) -> None:
     warden.run("cd /; umask 0; ulimit -n 10; export A=1; set -e; alias ls=rm; shopt -s extglob; exit 0")
     task = warden.run("pwd; umask; echo ${A-none}; ulimit -n; shopt extglob", workdir=str(warden.scratch))
     before = warden.run("ulimit -n; umask").stdout.decode().split()
-    assert task.stdout.decode().split() == [str(warden.scratch), before[1], "none", before[0], "extglob", "off"]
+    assert task.stdout.decode().split() == [
+        str(warden.scratch),
+        before[1],
+        "none",
+        before[0],
+        "extglob",
+        "off",
+    ]
 
 
 def test_five_hundred_commands_leave_nothing(warden: Warden) -> None:

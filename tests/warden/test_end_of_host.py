@@ -14,7 +14,8 @@ import pytest
 
 from tests.warden import frames
 from tests.warden.builds import released
-from tests.warden.harness import Warden, below, poll, still_alive, timed
+from tests.warden.harness import Warden
+from tests.warden.procs import below, poll, still_alive, timed
 
 if TYPE_CHECKING:
     from tests.warden.conftest import Starter
@@ -196,7 +197,12 @@ def test_the_death_of_the_host_is_seen_though_the_stream_stays_open(start: Start
                 [sys.executable, "-I", "-S", "-c", HOST, program, str(theirs.fileno())],
                 stdout=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **environment, "CORRAL_TEST_MARK": mark, "TMPDIR": str(template.scratch / "tmp")},
+                env={
+                    **os.environ,
+                    **environment,
+                    "CORRAL_TEST_MARK": mark,
+                    "TMPDIR": str(template.scratch / "tmp"),
+                },
             )
             assert host.stdout is not None
             with host, host.stdout:

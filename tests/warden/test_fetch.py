@@ -11,7 +11,7 @@ import pytest
 
 from tests.warden import frames
 from tests.warden.frames import COMPLETE, NONE
-from tests.warden.harness import below, poll, stat, timed
+from tests.warden.procs import below, poll, stat, timed
 from tests.warden.test_output import pattern, print_pattern
 
 if TYPE_CHECKING:

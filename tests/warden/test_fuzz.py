@@ -6,15 +6,11 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.warden.builds import SOURCES, Build, scratch
 from tests.warden.fuzz import mutate
-
-if TYPE_CHECKING:
-    from tests.warden.conftest import Starter
 
 FUZZ = Path(mutate.__file__).parent
 
@@ -32,16 +28,13 @@ def test_seeds_say_what_they_did() -> None:
     assert len({b"".join(bytes(piece.data) for piece in mutate.make(seed)[1]) for seed in range(50)}) > 45
 
 
-def test_the_oracle_sees_a_warden_that_does_not_end(start: Starter, tmp_path: Path) -> None:
-    """A program that reads frames and answers nothing, and stays: what the fuzzer must not take for a warden."""
+def test_the_oracle_sees_a_warden_that_does_not_end(tmp_path: Path) -> None:
+    """What the fuzzer must not take for a warden: a program that answers nothing, and stays."""
     program = tmp_path / "no-warden"
     program.write_text("#!/bin/sh\nexec sleep 20\n")
     program.chmod(0o755)
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:2]:
-        parent.chmod(0o755)
-    with pytest.raises((AssertionError, BrokenPipeError)):
-        mutate.run(Build("released", program, 0.2), 1)
+    with pytest.raises(AssertionError, match=r"lives on|does not read"):
+        mutate.run(Build("released", program, 0.1), 0)
 
 
 def test_the_dispatcher_alone(tmp_path: Path) -> None:
@@ -49,19 +42,31 @@ def test_the_dispatcher_alone(tmp_path: Path) -> None:
     if shutil.which("clang") is None or shutil.which("objcopy") is None or shutil.which("make") is None:
         pytest.skip("needs clang, objcopy and make")
     probe = tmp_path / "probe.c"
-    probe.write_text("int LLVMFuzzerTestOneInput(const unsigned char *d, unsigned long n) { return 0 * (d[0] + n); }\n")
+    probe.write_text(
+        "int LLVMFuzzerTestOneInput(const unsigned char *d, unsigned long n) { return 0 * (d[0] + n); }\n"
+    )
     line = ["clang", "-fsanitize=fuzzer,address,undefined", "-o", tmp_path / "probe", probe]
     if subprocess.run(line, capture_output=True, timeout=60).returncode != 0:
         pytest.skip("this clang has no libFuzzer")
     out = scratch() / "fuzz"
-    line = ["make", "-s", "-C", str(FUZZ), f"OUT={out}", f"SRC={SOURCES}", "CC=clang", "-j", str(os.cpu_count() or 1)]
+    line = [
+        "make",
+        "-s",
+        "-C",
+        str(FUZZ),
+        f"OUT={out}",
+        f"SRC={SOURCES}",
+        "CC=clang",
+        "-j",
+        str(os.cpu_count() or 1),
+    ]
     made = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert made.returncode == 0, made.stdout + made.stderr
     seeds, found = tmp_path / "seeds", tmp_path / "found"
     found.mkdir()
     mutate.corpus(seeds, 150)
     ran = subprocess.run(
-        [out / "frames_fuzzer", "-max_total_time=4", "-max_len=4096", "-timeout=20", "-seed=1", found, seeds],
+        [out / "frames_fuzzer", "-max_total_time=3", "-max_len=4096", "-timeout=20", "-seed=1", found, seeds],
         capture_output=True,
         text=True,
         errors="replace",

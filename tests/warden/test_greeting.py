@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def call(build: Build, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([build.program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=10)
+    return subprocess.run(
+        [build.program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=10
+    )
 
 
 def test_version_is_the_protocols(build: Build) -> None:

@@ -13,7 +13,8 @@ import pytest
 from tests.warden import frames
 from tests.warden.builds import released
 from tests.warden.frames import EXITED, LOST
-from tests.warden.harness import Warden, below, ordinary, poll, stat, still_alive, timed
+from tests.warden.harness import Warden
+from tests.warden.procs import below, ordinary, poll, stat, still_alive, timed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +107,9 @@ def test_a_keeper_that_is_stopped_between_exit_and_end(warden: Warden) -> None:
 
 @pytest.mark.parametrize("number", ["STOP", "KILL"])
 def test_a_keeper_that_dies_while_only_leftovers_live(warden: Warden, number: str) -> None:
-    task = warden.start(f"k=$PPID; trap '' TERM; (sleep 0.3; kill -{number} $k; sleep 20) & setsid sleep 20 & exit 6")
+    task = warden.start(
+        f"k=$PPID; trap '' TERM; (sleep 0.3; kill -{number} $k; sleep 20) & setsid sleep 20 & exit 6"
+    )
     warden.reach(task, "ended")
     assert task.leftovers
     assert task.code == 6
@@ -121,7 +124,10 @@ def freezer(tmp_path: Path) -> Iterator[Path]:
     """A cgroup of version 2, which can freeze what is in it without stopping it."""
     root = tmp_path / "cgroup2"
     root.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "cgroup2", "none", root], capture_output=True).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "cgroup2", "none", root], capture_output=True).returncode
+    ):
         pytest.skip("needs root and cgroup v2")
     group = root / f"corral-test-{os.getpid()}"
     try:
@@ -148,12 +154,16 @@ def test_a_silent_keeper_is_not_waited_for(warden: Warden, freezer: Path) -> Non
 
 def test_everybody_kills_their_keeper_while_the_session_ends(warden: Warden) -> None:
     for number in range(10):
-        task = warden.start(f"{HIDDEN} sleep 0.0{number}; kill -{('STOP', 'KILL')[number % 2]} $PPID; sleep 20")
+        task = warden.start(
+            f"{HIDDEN} sleep 0.0{number}; kill -{('STOP', 'KILL')[number % 2]} $PPID; sleep 20"
+        )
         warden.reach(task, "started")
 
 
 def test_keepers_that_are_killed_during_a_shutdown(warden: Warden) -> None:
-    tasks = [warden.start("k=$PPID; trap 'kill -9 $k; sleep 20' TERM; echo up; sleep 20 & wait") for _ in range(5)]
+    tasks = [
+        warden.start("k=$PPID; trap 'kill -9 $k; sleep 20' TERM; echo up; sleep 20 & wait") for _ in range(5)
+    ]
     for task in tasks:
         warden.wait(lambda task=task: task.stdout == b"up\n", "up")
     warden.write(frames.shutdown(2000))

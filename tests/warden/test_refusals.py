@@ -144,7 +144,9 @@ def test_an_assembling_task_that_never_comes_to_run_leaves_nothing(warden: Warde
 
 def test_kill_ends_an_assembling_task(warden: Warden) -> None:
     task = warden.expect(1)
-    warden.write(ASSEMBLING + frames.kill(1) + frame(frames.TEXT, b"e", task=1) + frame(frames.STDIN, b"ab", task=1))
+    warden.write(
+        ASSEMBLING + frames.kill(1) + frame(frames.TEXT, b"e", task=1) + frame(frames.STDIN, b"ab", task=1)
+    )
     assert warden.finish(task).error is not None
     assert task.error is not None
     assert task.error.code == frames.REFUSED
@@ -158,7 +160,7 @@ def ended(warden: Warden) -> Iterator[int]:
     assert warden.run("echo on").stdout == b"on\n"
 
 
-@pytest.mark.parametrize("kind", ["kill", "credit", "forget", "text", "stdin", "kill-0"])
+@pytest.mark.parametrize("kind", ["kill", "credit", "forget", "kill-0"])
 def test_frames_that_crossed_the_end_are_ignored(warden: Warden, ended: int, kind: str) -> None:
     warden.write(
         {
@@ -166,8 +168,6 @@ def test_frames_that_crossed_the_end_are_ignored(warden: Warden, ended: int, kin
             "kill-0": frames.kill(0),
             "credit": frames.credit(ended, 2, 1000),
             "forget": frames.forget(ended),
-            "text": frame(frames.TEXT, b"late", task=ended),
-            "stdin": frame(frames.STDIN, b"late", task=ended),
         }[kind]
     )
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.warden import frames
 from tests.warden.frames import COMPLETE, FAILED, NONE
-from tests.warden.harness import ordinary, poll
+from tests.warden.procs import ordinary, poll
 from tests.warden.test_output import check_tail, pattern, print_pattern
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ def test_the_cap_bounds_the_disk(start: Starter, cap: int, where: str) -> None:
         slack = 4 * 4096
         assert max(used) <= max(cap, 4096) + slack, "the disk was used beyond the cap"
         assert size - cap <= found.spill_start <= size, "more is claimed than the cap allows"
-        assert size - found.spill_start >= min(cap, size) * 3 // 4 - 4096, "much less is kept than the cap allows"
+        assert size - found.spill_start >= min(cap, size) * 3 // 4 - 4096, (
+            "much less is kept than the cap allows"
+        )
         data = path.read_bytes()
         assert data[found.spill_start :] == pattern(size)[found.spill_start :]
         assert not any(data[: found.spill_start // 4096 * 4096]), "the head was not released"
@@ -183,7 +185,9 @@ def test_a_limit_on_file_sizes_fails_the_spill_alone(start: Starter) -> None:
 def small_tmpfs(where: Path, size: str) -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("only root can mount a file system")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "corral-test", where], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "corral-test", where], capture_output=True
+    )
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode()}")
     try:
@@ -194,7 +198,7 @@ def small_tmpfs(where: Path, size: str) -> Iterator[Path]:
 
 def test_a_full_disk(start: Starter, tmp_path: Path) -> None:
     with small_tmpfs(tmp_path, "4m"), start() as warden:
-        # The cap is lowered to half of what is free; so somebody else takes the space after the spill has begun.
+        # The cap is lowered to half of what is free, so somebody else takes the space once the spill exists.
         warden.hello(ring=KEEP, spill_parent=str(tmp_path))
         filler = tmp_path / "filler"
         task = warden.start(
@@ -259,7 +263,9 @@ def test_forget_removes_both(start: Starter) -> None:
         warden.hello(ring=KEEP)
         tasks = [warden.run(f"{print_pattern(20_000)}; {print_pattern(20_000)} >&2") for _ in range(3)]
         assert names(warden) == [f"{n}.{s}" for n in (1, 2, 3) for s in ("stderr", "stdout")]
-        warden.write(frames.forget(tasks[2].id) + frames.forget(tasks[2].id) + frames.forget(99) + frames.forget(0))
+        warden.write(
+            frames.forget(tasks[2].id) + frames.forget(tasks[2].id) + frames.forget(99) + frames.forget(0)
+        )
         warden.barrier()
         assert names(warden) == [f"{n}.{s}" for n in (1, 2) for s in ("stderr", "stdout")]
         fourth = warden.run(print_pattern(20_000))
@@ -310,7 +316,9 @@ def test_the_oldest_go_first(start: Starter) -> None:
 def test_a_running_task_loses_no_spill_to_the_total(start: Starter) -> None:
     with start() as warden:
         warden.hello(ring=KEEP, spill_total=1)
-        running = warden.start(f"{print_pattern(30_000)}; while [ ! -e tmp/go ]; do sleep 0.01; done", workdir="")
+        running = warden.start(
+            f"{print_pattern(30_000)}; while [ ! -e tmp/go ]; do sleep 0.01; done", workdir=""
+        )
         warden.wait(lambda: bool(running.streams[0].spill), "the spill has begun")
         for _ in range(2):
             warden.run(print_pattern(30_000))

@@ -14,7 +14,8 @@ import pytest
 
 from tests.warden import frames
 from tests.warden.builds import released
-from tests.warden.harness import Warden, below, ordinary, poll, timed
+from tests.warden.harness import Warden
+from tests.warden.procs import below, ordinary, poll, timed
 
 if TYPE_CHECKING:
     from tests.warden.conftest import Starter
@@ -125,7 +126,8 @@ def script(where: Path, name: str, text: str, mode: int = 0o755) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("shell", "number"), [("/nonexistent/bash", ENOENT), ("/", ENOENT), ("{}/plain", ENOENT), ("no-such-shell", ENOENT)]
+    ("shell", "number"),
+    [("/nonexistent/bash", ENOENT), ("/", ENOENT), ("{}/plain", ENOENT), ("no-such-shell", ENOENT)],
 )
 def test_without_a_shell_nothing_runs(start: Starter, shell: str, number: int) -> None:
     with start() as warden:
@@ -292,7 +294,7 @@ for pid in map(int, sys.argv[1:]):
     if libc.ptrace(0x4206, pid, 0, 0) == 0:  # SEIZE
         result.append("ptrace")
     pidfd = os.pidfd_open(pid)
-    if libc.syscall(438, pidfd, 3, 0) >= 0 or ctypes.get_errno() == 9:  # pidfd_getfd; EBADF: allowed, but no such one
+    if libc.syscall(438, pidfd, 3, 0) >= 0 or ctypes.get_errno() == 9:  # pidfd_getfd; EBADF: allowed
         result.append("getfd")
     print(pid, *result)
 """
@@ -309,11 +311,15 @@ def test_the_stream_is_out_of_reach() -> None:
         control = warden.start("exec sleep 20")
         warden.reach(control, "started")
         pids = (control.pid, warden.keeper(control), warden.pid)
-        task = warden.run(f"{python} -I -S {warden.scratch}/probe.py $PPID {' '.join(map(str, pids))}", seconds=15)
+        task = warden.run(
+            f"{python} -I -S {warden.scratch}/probe.py $PPID {' '.join(map(str, pids))}", seconds=15
+        )
         own, *found = (line.split() for line in task.stdout.decode().splitlines())
         reached = {int(pid): what for pid, *what in found}
         assert own[1:] == [], f"its own keeper: {own}"
-        assert {"fd/0", "maps", "environ", "list", "getfd"} <= set(reached[control.pid]), "the control: its own kind"
+        assert {"fd/0", "maps", "environ", "list", "getfd"} <= set(reached[control.pid]), (
+            "the control: its own kind"
+        )
         assert reached[warden.keeper(control)] == []
         assert reached[warden.pid] == []
 
@@ -327,7 +333,7 @@ def test_a_fetch_is_out_of_reach_too() -> None:
         warden.hello()
         with (warden.scratch / "large").open("wb") as large:
             large.truncate(1 << 30)
-        os.chmod(warden.scratch / "large", 0o644)
+        (warden.scratch / "large").chmod(0o644)
         warden.fetch(warden.scratch / "large", credit=1)
         poll(lambda: len(below(warden.pid)) == 1, 3, "the reader")
         (reader,) = below(warden.pid)

@@ -4,9 +4,10 @@
     python -m tests.warden.fuzz.mutate --seed 4711            # one session again
     python -m tests.warden.fuzz.mutate --corpus DIRECTORY     # the sessions as inputs for frames_fuzzer.c
 
-Whatever is sent, the warden must answer in well-formed frames in an order that PROTOCOL.md allows, must trip no
-sanitizer, must exit with status 0 within 3 s of the end of its stream, and must leave no process and no file. The text
-of commands is never damaged, and all of them are short and harmless; as root they are run by an ordinary user besides.
+Whatever is sent, the warden must answer in well-formed frames in an order that PROTOCOL.md allows, must trip
+no sanitizer, must exit with status 0 within 3 s of the end of its stream, and must leave no process and no
+file. The text of commands is never damaged, and all of them are short and harmless; as root they are run by
+an ordinary user besides.
 """
 
 from __future__ import annotations
@@ -23,15 +24,43 @@ from typing import TypeAlias
 from tests.warden import frames
 from tests.warden.builds import Build, CannotBuildError, released, sanitized
 from tests.warden.frames import BadFrameError, Frame, Task
-from tests.warden.harness import Warden, ordinary
+from tests.warden.harness import Warden
+from tests.warden.procs import ordinary
 
 COMMANDS = [
-    *(b"", b"true", b"echo x", b"exit 3", b"cat", b"sleep 0.01", b"kill -9 $$", b"echo e >&2; seq 20000", b"exec 1>&-"),
+    *(
+        b"",
+        b"true",
+        b"echo x",
+        b"exit 3",
+        b"cat",
+        b"sleep 0.01",
+        b"kill -9 $$",
+        b"echo e >&2; seq 20000",
+        b"exec 1>&-",
+    ),
     *(b"yes | head -c 300000", b"sleep 3 & exit 5", b"setsid sleep 3 & echo x", b"trap '' TERM; sleep 3"),
     *(b"kill -9 $PPID; sleep 3", b"kill -STOP $PPID; sleep 3", b"head -c 200000 /dev/zero >&2 & sleep 0.02"),
     *(b"echo long #" + b"x" * size for size in (131_060, 131_061, 150_000)),
 ]
-NUMBERS = [0, 1, 2, 3, 7, 0x7F, 0x80, 0xFF, 0x100, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 30, 8 << 20]
+NUMBERS = [
+    0,
+    1,
+    2,
+    3,
+    7,
+    0x7F,
+    0x80,
+    0xFF,
+    0x100,
+    0xFFFF,
+    0x10000,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    1 << 30,
+    8 << 20,
+]
 
 
 class Piece:
@@ -64,7 +93,9 @@ def command(dice: random.Random, task: int) -> list[Piece]:
     credit = dice.choice([0, 10, 64_000, 1 << 40])
     env = dice.choice([b"", b"", b"C=3\0D=4\0"])
     size = None if stdin is None else len(stdin)
-    first = frames.start(task, text[:cut], size=len(text), stdin_size=size, credit=credit, env=env, workdir="/tmp")
+    first = frames.start(
+        task, text[:cut], size=len(text), stdin_size=size, credit=credit, env=env, workdir="/tmp"
+    )
     found = [Piece(first, len(first) - cut)]
     if cut < len(text):
         found.append(Piece(frames.frame(frames.TEXT, text[cut:], task=task), 12))
@@ -88,7 +119,9 @@ def session(dice: random.Random) -> list[Piece]:
                             frames.kill(about, dice.choice([0, 10, 500])),
                             frames.forget(about),
                             frames.ping(dice.getrandbits(64)),
-                            frames.fetch(100 + len(found), "/etc/passwd", credit=dice.choice([0, 100, 1 << 30])),
+                            frames.fetch(
+                                100 + len(found), "/etc/passwd", credit=dice.choice([0, 100, 1 << 30])
+                            ),
                             frames.credit(100 + dice.randint(0, len(found)), 1, dice.choice(NUMBERS)),
                         ]
                     )
@@ -174,7 +207,17 @@ def reorder(dice: random.Random, pieces: list[Piece]) -> None:
 
 
 DAMAGES: list[Damage] = [
-    *(flip_bits, lie_about_a_length, put_a_number, change_the_type, change_the_task, truncate, duplicate, drop, swap),
+    *(
+        flip_bits,
+        lie_about_a_length,
+        put_a_number,
+        change_the_type,
+        change_the_task,
+        truncate,
+        duplicate,
+        drop,
+        swap,
+    ),
     *(insert_garbage, insert_a_random_frame, reorder),
 ]
 
@@ -250,7 +293,9 @@ def corpus(where: Path, count: int) -> None:
                 if rest:
                     steps += bytes([2, rest]) + part[whole * 64 :]
             for _ in range(dice.randint(0, 4)):
-                steps += bytes([dice.choice([3, 4, 5, 5, 6, 7]) | dice.randrange(32) << 3, dice.randrange(256), 0])
+                steps += bytes(
+                    [dice.choice([3, 4, 5, 5, 6, 7]) | dice.randrange(32) << 3, dice.randrange(256), 0]
+                )
         (where / f"seed-{seed:05}").write_bytes(steps)
 
 
@@ -259,7 +304,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60, help="how long")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--released", action="store_true", help="the released build, not the one with sanitizers")
+    parser.add_argument(
+        "--released", action="store_true", help="the released build, not the one with sanitizers"
+    )
     parser.add_argument("--corpus", type=Path, help="write inputs for frames_fuzzer there, and run nothing")
     options = parser.parse_args()
     if options.corpus:
