@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
 import stat
-import struct
-import subprocess
-import sys
 import tarfile
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = {"corral", "corral_backends", "corral_conformance", "corral_tools"}
-WARDEN = f"corral_backends/warden/bin/corral-warden-{platform.machine()}"
+from tests.packaging.artifacts import (
+    EM,
+    PACKAGES,
+    ROOT,
+    Installed,
+    build,
+    copy_of_tree,
+    read_elf,
+    warden_name,
+)
+
+WARDEN = warden_name(platform.machine())
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-def copy_of_tree(target: Path) -> Path:
-    """What git would commit, so that nothing of an earlier build slips in; without git, all files."""
-    if shutil.which("git") and (ROOT / ".git").exists():
-        git = ["git", "-c", f"safe.directory={ROOT}"]
-        command = [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
-        names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
-    else:
-        hidden = {".tox", ".git", "reports", "bin", "__pycache__"}
-        files = [path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file()]
-        names = [
-            str(path)
-            for path in files
-            if not hidden & set(path.parts) and not path.parts[0].startswith(".venv")
-        ]
-    for name in names:
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
-    return target
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +31,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the sdist, and the wheel built from that sdist, as a release makes them."""
     tree = copy_of_tree(tmp_path_factory.mktemp("tree"))
     out = tmp_path_factory.mktemp("dist")
-    ran = subprocess.run(
-        [sys.executable, "-m", "build", "--outdir", str(out), str(tree)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return out
+    return build(tree, out)
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +74,9 @@ def test_the_warden_is_executable_and_static(wheel: Path) -> None:
         mode = archive.getinfo(WARDEN).external_attr >> 16
         program = archive.read(WARDEN)
     assert stat.S_IMODE(mode) == 0o755
-    assert program[:4] == b"\x7fELF"
-    # 64-bit little-endian program headers, as on every machine that the tests run on; see <elf.h>.
-    assert program[4:6] == b"\x02\x01"
-    (offset,) = struct.unpack_from("<Q", program, 32)
-    size, count = struct.unpack_from("<HH", program, 54)
-    kinds = [struct.unpack_from("<I", program, offset + index * size)[0] for index in range(count)]
-    assert 1 in kinds  # PT_LOAD
-    assert 3 not in kinds  # PT_INTERP
+    elf = read_elf(program)
+    assert elf.machine == EM[platform.machine()]
+    assert elf.static
 
 
 def test_the_warden_names_no_path_of_the_machine_that_built_it(wheel: Path) -> None:
@@ -130,42 +98,7 @@ def test_the_sdist_has_the_sources_and_no_binary(built: Path) -> None:
     assert [file for file in files if "/bin/" in file] == []
 
 
-def test_it_installs_into_an_empty_environment_without_a_compiler(
-    wheel: Path, names: list[str], tmp_path: Path
+def test_it_installs_into_an_empty_environment_and_runs_a_command_without_a_compiler(
+    wheel: Path, tmp_path: Path
 ) -> None:
-    venv.create(tmp_path / "env", with_pip=True)
-    python = tmp_path / "env" / "bin" / "python"
-    # Nothing on PATH at all: neither the installation nor the import may need a program.
-    bare = {**os.environ, "PATH": str(tmp_path)}
-
-    def run(*arguments: str) -> str:
-        ran = subprocess.run(
-            [str(python), *arguments],
-            cwd=tmp_path,
-            env=bare,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=200,
-        )
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return ran.stdout
-
-    run("-m", "pip", "install", "--disable-pip-version-check", "--no-compile", str(wheel))
-    run("-c", f"import {', '.join(sorted(PACKAGES))}")
-    assert run("-c", "import corral; print(*corral.backends())").split() == ["local"]
-    (folder,) = (tmp_path / "env").glob("lib/python*/site-packages")
-    installed = folder / WARDEN
-    assert os.access(installed, os.X_OK)
-    # The console script points at something that is there.
-    assert (
-        "Usage"
-        in subprocess.run(
-            [str(tmp_path / "env" / "bin" / "corral"), "--help"],
-            env=bare,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout
-    )
+    Installed(wheel, tmp_path).check()
