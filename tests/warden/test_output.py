@@ -285,8 +285,9 @@ def test_quick_commands_lose_no_last_byte(warden: Warden) -> None:
 
 
 def test_what_is_written_just_after_the_exit(warden: Warden) -> None:
-    tasks = [warden.run("exec > >(cat); printf %s z") for _ in range(10)]
-    complete = [task for task in tasks if not task.leftovers]
-    assert complete, "the machine is too slow to see anything"
-    # A `cat` that did not get the processor for 50 ms is a leftover, and is said to be one.
-    assert {task.stdout for task in complete} == {b"z"}
+    # 50 ms are given to whoever still holds the pipe. On a busy machine `cat` may get no processor for so long,
+    # hence several tries; without any drain, ten in a row do not happen.
+    for _ in range(10):
+        if {warden.run("exec > >(cat); printf %s z").stdout for _ in range(10)} == {b"z"}:
+            return
+    pytest.fail("the last byte was lost again and again")

@@ -18,7 +18,7 @@ MOST = 12 + frames.MAX_TO_HOST
 
 
 def fed(pieces: list[bytes]) -> tuple[list[Message], bool]:
-    """The messages of these pieces, and whether a violation ended them, which alone may. Bounded in memory."""
+    """The messages of these pieces, and whether a violation ended them, which alone may."""
     parser, found = FrameParser(), list[Message]()
     for piece in pieces:
         try:
