@@ -285,7 +285,7 @@ def test_quick_commands_lose_no_last_byte(warden: Warden) -> None:
 
 
 def test_what_is_written_just_after_the_exit(warden: Warden) -> None:
-    # 50 ms are given to whoever still holds the pipe. On a busy machine `cat` may get no processor for so long,
+    # 50 ms are given to whoever still holds the pipe. On a busy machine `cat` may get no processor that long,
     # hence several tries; without any drain, ten in a row do not happen.
     for _ in range(10):
         if {warden.run("exec > >(cat); printf %s z").stdout for _ in range(10)} == {b"z"}:
