@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,8 +31,6 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
 
     The trees differ in directory, and in the age, mode and order of their files; the builds in umask, time
     zone and time. Without isolation, so that ziglang is not fetched for each."""
-    if importlib.util.find_spec("ziglang") is None:
-        pytest.skip("ziglang is not installed: `scripts/test -e release` has it")
     settings = {"CORRAL_WARDEN_TARGETS": "x86_64,aarch64", "SOURCE_DATE_EPOCH": str(EPOCH)}
     here = tmp_path_factory.mktemp("here")
     first = build(copy_of_tree(here / "tree"), here / "dist", "--no-isolation", env=settings)

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
     Starter = Callable[..., Warden]
 
+# Here, so that the many environments without it report one skip and not one for every test.
+pytest.importorskip("ziglang", reason="ziglang is not installed: `scripts/test -e release` has it")
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NATIVE = platform.machine() == "aarch64"

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from tests.packaging.conftest import Release
 
+# Here, so that the many environments without it report one skip and not one for every test.
+pytest.importorskip("ziglang", reason="ziglang is not installed: `scripts/test -e release` has it")
+
 # With nothing in zig's cache the first build compiles a libc for each machine.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
