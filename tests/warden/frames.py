@@ -7,6 +7,7 @@ Encoders take every field as it is, lies included.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -310,6 +311,8 @@ class Task:
     survivors: int = 0
     keeper_lost: bool = False
     error: Failure | None = None
+    watch: Callable[[int, int, bytes], None] | None = None
+    """Called with the stream, the offset and the bytes of each DATA: the tail alone is kept."""
 
     def __post_init__(self) -> None:
         if self.fetch:
@@ -346,6 +349,8 @@ class Task:
             require(len(found.payload) <= 8 + (64 << 10), "a DATA frame of more than 64 KiB")
             require(not self.fetch or (found.flags == STDOUT and offset == self.streams[0].at), due)
             self.streams[found.flags - 1].add(offset, found.payload[8:])
+            if self.watch:
+                self.watch(found.flags, offset, found.payload[8:])
         elif found.kind == SPILL:
             require(self.state in running and not self.fetch, due)
             scan = Scanner(found.payload)

@@ -102,6 +102,41 @@ def test_live_data_has_no_gap_while_there_is_credit(warden: Warden) -> None:
     assert task.stdout == b"".join(b"line %d\n" % i for i in range(1, 201))
 
 
+@pytest.mark.parametrize("ring", [4096, 65_536, MIB])
+def test_no_data_is_torn(start: Starter, ring: int) -> None:
+    """What is copied out of a ring while it is overwritten must not be sent, wherever the copying is held up."""
+    with start() as warden:
+        warden.hello(ring=ring, spill_cap=0)
+        # Four times the ring, and every piece tells its place.
+        period = b"".join(number.to_bytes(8, "little") for number in range(ring // 2))
+        (warden.scratch / "tmp" / "period").write_bytes(period)
+        doubled, seen = period * 2, 0
+        task = warden.start("while :; do cat tmp/period{,,,,,,,}; done", workdir="")
+        stream = task.streams[0]
+
+        def look(_stream: int, offset: int, content: bytes) -> None:
+            nonlocal seen
+            at = offset % len(period)
+            assert content == doubled[at : at + len(content)], f"torn at {offset}"
+            seen += 1
+            if len(stream.data) > 8 * ring:  # END's tail is all that is needed of it
+                stream.start += 7 * ring
+                del stream.data[: 7 * ring]
+            warden.write(frames.credit(task.id, frames.STDOUT, len(content)))
+
+        task.watch = look
+        warden.reach(task, "started")
+        for _ in range(60):
+            warden.listen(0.004)
+            os.kill(warden.pid, signal.SIGSTOP)
+            time.sleep(0.002)
+            os.kill(warden.pid, signal.SIGCONT)
+        assert seen > 60, "nothing was seen"
+        warden.write(frames.kill(task.id))
+        warden.finish(task)
+        (warden.scratch / "tmp" / "period").unlink()
+
+
 # --- credit
 
 
