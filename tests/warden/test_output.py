@@ -104,7 +104,7 @@ def test_live_data_has_no_gap_while_there_is_credit(warden: Warden) -> None:
 
 @pytest.mark.parametrize("ring", [4096, 65_536, MIB])
 def test_no_data_is_torn(start: Starter, ring: int) -> None:
-    """What is copied out of a ring while it is overwritten must not be sent, wherever the copying is held up."""
+    """What is copied out of a ring while it is overwritten must not be sent, wherever that is held up."""
     with start() as warden:
         warden.hello(ring=ring, spill_cap=0)
         # Four times the ring, and every piece tells its place.
