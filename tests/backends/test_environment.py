@@ -230,7 +230,7 @@ MINIMAL = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LANG", "LC_CTY
         (False, MINIMAL),
         ([], set()),
         (["PATH", "SECRET_*"], {"PATH", "SECRET_A", "SECRET_B"}),
-        (["SECRET_?", "!*", "[!A-Z]*"], {"SECRET_A", "SECRET_B", "lower"}),
+        (["SECRET_?", "!*", "[!A-Z_]*"], {"SECRET_A", "SECRET_B", "lower"}),
     ],
     ids=["minimal", "nothing", "names-and-patterns", "patterns"],
 )

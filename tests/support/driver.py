@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import resource
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -87,6 +88,7 @@ def become(uid: int, gid: int) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     name, text, *who = arguments
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
     # What the code under test prints must not reach the protocol.
     out = os.dup(1)
     os.dup2(2, 1)

@@ -23,10 +23,10 @@ static uint64_t end_deadline, last_heard;
 static uint8_t *input;
 static size_t input_size, input_used;
 
-void watch(int fd, uint32_t events, void *data)
+bool watch(int fd, uint32_t events, void *data)
 {
     struct epoll_event event = {.events = events, .data.ptr = data};
-    epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
+    return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 void rewatch(int fd, uint32_t events, void *data)
@@ -241,8 +241,9 @@ int dispatch(int in, int out, int host_pidfd)
     input = xmalloc(IN_SIZE);
     input_size = IN_SIZE;
     last_heard = now_ms();
-    watch(in_fd, EPOLLIN, &in_mark);
-    watch(signals, EPOLLIN, &signal_mark);
+    /* A file or /dev/null cannot be waited for; it is no stream either. */
+    if (!watch(in_fd, EPOLLIN, &in_mark) || !watch(signals, EPOLLIN, &signal_mark))
+        return 2;
     if (host_pidfd >= 0)
         watch(host_pidfd, EPOLLIN, &host_mark);
 

@@ -62,7 +62,9 @@ pid_t spawn_bash(const struct task *task, const int std[3], struct failure *fail
         lseek(task->stdin_fd, 0, SEEK_SET);
     /* --norc: under sshd, Debian's bash reads ~/.bashrc even for -c. `--`: a command may begin with a dash. */
     char *argv[] = {"bash", "--norc", "-c", "--", is_long ? LONG_COMMAND : task->command, NULL};
-    char **envp = merged_environment(settings.environment, task->env, task->env_size);
+    char **envp = settings.environment;
+    if (task->env_size)
+        envp = merged_environment(envp, task->env, task->env_size);
     pid_t pid = vfork();
     if (pid == 0)
         become(shell, argv, envp, std, task->command_fd, task->workdir);

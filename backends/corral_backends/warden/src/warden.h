@@ -221,7 +221,7 @@ extern bool host_gone, shutting_down;
 void begin_shutdown(uint32_t grace_ms);
 void protocol_error(const char *message);
 void send_error(uint32_t task, enum error_code code, int error, const char *message);
-void watch(int fd, uint32_t events, void *data);
+bool watch(int fd, uint32_t events, void *data);
 void rewatch(int fd, uint32_t events, void *data);
 int dispatch(int in, int out, int host_pidfd);
 
