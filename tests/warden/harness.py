@@ -254,6 +254,9 @@ class Warden:
         return found.parent
 
     def descriptors(self, pid: int | None = None) -> int:
+        """How many are open. 0 for whoever is not root: the warden is closed to its own user."""
+        if os.geteuid() != 0:
+            return 0
         return len(os.listdir(f"/proc/{pid or self.pid}/fd"))
 
     def rss(self) -> int:
