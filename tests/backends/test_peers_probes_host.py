@@ -127,9 +127,11 @@ def test_a_huge_line_does_not_grow_the_host() -> None:
     async def scenario() -> None:
         async with executor(max_spill_bytes=8 * MIB) as made:
             await run_command(made, "true")
-            before = [rss_bytes(pid) for pid in (os.getpid(), *warden_pids())]
+            await until(lambda: len(warden_pids()) == 1)  # the keeper of that command has gone
+            both = (os.getpid(), *warden_pids())
+            before = [rss_bytes(pid) for pid in both]
             result = await run_command(made, f"head -c {size} /dev/zero | tr '\\0' a; printf END")
-            after = [rss_bytes(pid) for pid in (os.getpid(), *warden_pids())]
+            after = [rss_bytes(pid) for pid in both]
             assert result.exit_code == 0
             assert result.stdout.total_bytes == size + 3
             assert result.stdout.dropped_bytes == size + 3 - len(result.stdout.data)

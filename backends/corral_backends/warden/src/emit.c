@@ -178,7 +178,8 @@ void task_emit(struct task *task)
         send_exit(task);
         task->exit_sent = true;
     }
-    if (task->shared && !task->ended) {
+    /* Output can be in the ring before the keeper's word that it has started the command was read. */
+    if (task->shared && task->started && !task->ended) {
         for (;;) {
             bool room = true, hungry = false;
             for (int i = 0; i < 2; i++) {

@@ -329,6 +329,7 @@ static void heard(struct task *task, const struct message *m)
         task->kill_deadline = now_ms() + KEEPER_SILENCE_MS;
     switch (m->type) {
     case M_STARTED:
+        task->started = true;
         if (!host_gone) {
             bool alone = !queued();
             put_u32(begin_frame(F_STARTED, 0, task->id, 4), m->a);

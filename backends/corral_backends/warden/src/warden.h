@@ -110,7 +110,7 @@ struct task {
     size_t shared_size;
     struct out_stream out[2];
     uint64_t kill_deadline;       /* monotonic ms; 0: no kill under way */
-    bool exited, ended, gone;     /* told by the keeper */
+    bool started, exited, ended, gone;            /* told by the keeper */
     bool exit_sent, end_sent, gone_sent;          /* told to the host */
     bool leftovers, keeper_lost, hunted, paused;
     uint32_t survivors;
