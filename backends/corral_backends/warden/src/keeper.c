@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { READS_PER_ROUND = 4, REAPS_PER_ROUND = 64, FLOOD = 256 << 10 };
+enum { READS_PER_ROUND = 4, REAPS_PER_ROUND = 1024, FLOOD = 256 << 10 };
 
 struct pump {
     int fd;                               /* -1 at end of file */

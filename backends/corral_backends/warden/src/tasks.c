@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BUCKETS = 4096, REAPS_PER_ROUND = 64 };
+enum { BUCKETS = 4096, REAPS_PER_ROUND = 1024 };
 
 struct task *tasks_first, *tasks_last;
 unsigned task_count;
