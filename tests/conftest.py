@@ -4,6 +4,9 @@ A test that needs a backend is marked `@pytest.mark.backend("local")`. Where tha
 the test is skipped and the summary names the backend as *not run*. `CORRAL_REQUIRE=local` names those that
 have to be tested: if one cannot be, the run fails before its first test, and CI is
 never green on what it left out.
+
+`CORRAL_RERUNS=2` tries a test that failed twice more. The summary shows each such try as RERUN: on a machine
+that is too busy for the bounds of a test that says little, anywhere else it is to be looked into.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     found = {name: problem() for name, problem in PROBLEMS.items()}
     reasons = {name: reason for name, reason in found.items() if reason is not None}
     config.stash[REASONS] = reasons
+    if again := os.environ.get("CORRAL_RERUNS"):
+        config.option.reruns = int(again)
     for name in filter(None, (part.strip() for part in os.environ.get("CORRAL_REQUIRE", "").split(","))):
         if name not in PROBLEMS:
             msg = f"CORRAL_REQUIRE names {name!r}; the backends with tests are {', '.join(sorted(PROBLEMS))}"
