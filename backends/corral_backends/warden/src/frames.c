@@ -112,12 +112,6 @@ uint8_t *begin_frame(uint8_t type, uint8_t flags, uint32_t task, size_t payload)
     return put_u32(p, task);
 }
 
-/* Takes back the last `bytes` of the queue, which were never needed. */
-void drop_tail(size_t bytes)
-{
-    outgoing.end -= bytes;
-}
-
 uint8_t *put_u16(uint8_t *p, uint16_t v)
 {
     p[0] = (uint8_t)v;

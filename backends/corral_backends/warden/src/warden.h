@@ -151,7 +151,6 @@ uint8_t *put_u16(uint8_t *p, uint16_t v);
 uint8_t *put_u32(uint8_t *p, uint32_t v);
 uint8_t *put_u64(uint8_t *p, uint64_t v);
 uint8_t *put_text(uint8_t *p, const char *text, size_t length);
-void drop_tail(size_t bytes);
 int flush_queue(int fd);
 
 /* environ.c */
